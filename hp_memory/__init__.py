@@ -1,0 +1,1 @@
+"""Decides what happens to every activation of a large MoE model: saved, replayed or moved to the host."""

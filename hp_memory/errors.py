@@ -1,0 +1,43 @@
+"""Errors people read: one or two lines, the config path, the bad value, and what would have been accepted."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(value: object, accepted: Iterable[object]) -> str | None:
+    """The accepted spelling closest to ``value``, or None where nothing is close."""
+    close = difflib.get_close_matches(str(value), [str(a) for a in accepted], n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+class HPMemoryError(RuntimeError):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(HPMemoryError):
+    """A setting that can't be used. The command line prints it and exits with code 2.
+
+    Args:
+        path: where the setting stands in the config, e.g. ``layout.save[1]``.
+        value: the value that was refused.
+        why: what is wrong with it, in words.
+        accepted: the values that would have been taken; the nearest one is suggested.
+    """
+
+    def __init__(self, path: str, value: object, why: str, accepted: Iterable[object] = ()) -> None:
+        accepted = [str(a) for a in accepted]
+        near = nearest(value, accepted)
+        hint = f"\n  did you mean {near!r}? " if near else "\n  " if accepted else ""
+        options = f"accepted: {', '.join(accepted)}" if accepted else ""
+        super().__init__(f"{path}={value!r}: {why}{hint}{options}")
+        self.path, self.value, self.accepted, self.near = path, value, accepted, near
+
+
+class InstallError(HPMemoryError):
+    """A plan that can't be applied to this model, or is applied twice."""
+
+
+class ReplayError(HPMemoryError):
+    """A replay that would have given other numbers than the forward."""
