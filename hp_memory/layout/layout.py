@@ -1,0 +1,120 @@
+"""A layout: what happens to each region of one block. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hp_memory.errors import ConfigError
+from hp_memory.layout.regions import ACTIONS, ALWAYS_SAVED, REGIONS, Action, expand
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The action of each region of one block.
+
+    Attributes:
+        name: the name people know it by, e.g. ``op_exclude``.
+        default: the action of the regions that ``actions`` doesn't name.
+        actions: the exceptions.
+        spans: runs of consecutive saved regions which one wrapper excludes together.
+        keep_outputs: keep every saved region's output, also where no replay reads it.
+    """
+
+    name: str
+    default: Action
+    actions: Mapping[str, Action]
+    spans: tuple[tuple[str, ...], ...] = ()
+    keep_outputs: bool = False
+
+    def action(self, region: str) -> Action:
+        """What happens to ``region``."""
+        return self.actions.get(region, self.default)
+
+    def restrict(self, regions: Sequence[str]) -> Layout:
+        """The same layout without the exceptions and spans that name regions this block doesn't have."""
+        return Layout(
+            self.name,
+            self.default,
+            {r: a for r, a in self.actions.items() if r in regions},
+            tuple(s for s in self.spans if set(s) <= set(regions)),
+            self.keep_outputs,
+        )
+
+    def replays(self, regions: Sequence[str]) -> tuple[str, ...]:
+        """The regions among ``regions`` that backward runs again; without any the block needs no boundary."""
+        return tuple(r for r in regions if self.action(r) == "recompute")
+
+    def in_words(self, regions: Sequence[str]) -> str:
+        """One line that says what happens to each region of a block with these regions."""
+        replayed = self.replays(regions)
+        saved = [r for r in regions if r not in replayed]
+        if not replayed:
+            return "nothing is replayed, autograd keeps what it needs"
+        text = f"replay {', '.join(replayed)}; save {', '.join(saved)}"
+        spans = "".join(f"; {s[0]} .. {s[-1]} excluded as one" for s in self.spans)
+        return text + spans + ("; every saved output is kept" if self.keep_outputs else "")
+
+
+def make_layout(
+    name: str,
+    default: str,
+    save: Sequence[str],
+    recompute: Sequence[str],
+    as_one: Sequence[Sequence[str]],
+    keep_outputs: bool = False,
+    path: str = "layout",
+) -> Layout:
+    """Builds a layout from what a config says, and refuses what contradicts itself.
+
+    Raises:
+        ConfigError: unknown action or region, an exception that repeats the default, a region named twice, a span that
+            isn't a run of saved regions, or a request to replay routing decisions or split sizes.
+    """
+    if default not in ACTIONS:
+        raise ConfigError(f"{path}.default", default, "not an action", ACTIONS)
+    named: dict[str, Action] = {}
+    for action, names in (("save", save), ("recompute", recompute)):
+        if names and action == default:
+            raise ConfigError(f"{path}.{action}", list(names), f"has no effect: {action} is the default already")
+        for i, entry in enumerate(names):
+            for region in expand(entry, f"{path}.{action}[{i}]"):
+                if region in named:
+                    raise ConfigError(f"{path}.{action}[{i}]", entry, f"names {region} a second time")
+                if region in ALWAYS_SAVED and action == "recompute":
+                    raise ConfigError(
+                        f"{path}.{action}[{i}]", entry, f"{region} is always saved: a replay could route otherwise"
+                    )
+                named[region] = action
+    named.update(dict.fromkeys(ALWAYS_SAVED, "save"))
+    layout = Layout(name, default, named, (), keep_outputs)
+    spans = tuple(_span(layout, ends, f"{path}.as_one[{i}]") for i, ends in enumerate(as_one))
+    _refuse_overlap(spans, path)
+    return Layout(name, default, named, spans, keep_outputs)
+
+
+def _span(layout: Layout, ends: Sequence[str], path: str) -> tuple[str, ...]:
+    if len(ends) != 2:
+        raise ConfigError(path, list(ends), "a span is [first, last]")
+    for i, end in enumerate(ends):
+        if end not in REGIONS:
+            raise ConfigError(f"{path}[{i}]", end, "no region has this name", REGIONS)
+    first, last = (REGIONS.index(end) for end in ends)
+    span = REGIONS[first : last + 1]
+    if len(span) < 2:
+        raise ConfigError(path, list(ends), "a span needs two regions or more, in the order of the forward", REGIONS)
+    for region in span:
+        if layout.action(region) != "save":
+            raise ConfigError(path, list(ends), f"{region} lies inside the span but is replayed")
+    return span
+
+
+def _refuse_overlap(spans: Sequence[tuple[str, ...]], path: str) -> None:
+    seen: dict[str, int] = {}
+    for i, span in enumerate(spans):
+        for region in span:
+            if region in seen:
+                raise ConfigError(
+                    f"{path}.as_one[{i}]", [span[0], span[-1]], f"overlaps as_one[{seen[region]}] at {region}"
+                )
+            seen[region] = i

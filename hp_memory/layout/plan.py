@@ -1,0 +1,188 @@
+"""An activation plan: a layout for each layer of one model. Plain data that every consumer reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hp_memory.errors import ConfigError
+from hp_memory.layout.layers import format_layers, select_layers
+from hp_memory.layout.layout import Layout, make_layout
+from hp_memory.layout.regions import ALWAYS_SAVED, Kind
+from hp_memory.layout.settings import LayerOverride, LayoutSettings
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class ModelFingerprint:
+    """What a plan must know of a model, and what tells two models apart.
+
+    Attributes:
+        family: ``reference`` or the model family's name in MindFormers.
+        kinds: the kind of each layer, MTP layers last.
+        regions: for each kind, the regions its blocks have, in forward order.
+        digest: hash over everything that fixes the parameters' shapes.
+    """
+
+    family: str
+    kinds: tuple[Kind, ...]
+    regions: Mapping[Kind, tuple[str, ...]]
+    digest: str
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer's layout, restricted to the regions this layer has."""
+
+    layer: int
+    kind: Kind
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class ActivationPlan:
+    """A layout for each global layer id of the model with this fingerprint."""
+
+    fingerprint: ModelFingerprint
+    layers: tuple[LayerPlan, ...]
+    schema: int = SCHEMA
+
+    def regions(self, layer: int) -> tuple[str, ...]:
+        """The regions of a layer, in forward order."""
+        return self.fingerprint.regions[self.layers[layer].kind]
+
+    def in_words(self) -> str:
+        """The plan layer by layer; layers that fare alike share a line."""
+        lines: dict[tuple[str, str], list[int]] = {}
+        for plan in self.layers:
+            words = f"{plan.layout.name}: {plan.layout.in_words(self.regions(plan.layer))}"
+            lines.setdefault((plan.kind, words), []).append(plan.layer)
+        return "\n".join(f"layer {format_layers(ids)} ({kind}): {words}" for (kind, words), ids in lines.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-ready data; ``from_dict`` reads it back."""
+        mark = self.fingerprint
+        return {
+            "schema": self.schema,
+            "fingerprint": {
+                "family": mark.family,
+                "kinds": list(mark.kinds),
+                "regions": {kind: list(regions) for kind, regions in mark.regions.items()},
+                "digest": mark.digest,
+            },
+            "layers": [
+                {
+                    "layer": p.layer,
+                    "kind": p.kind,
+                    "layout": p.layout.name,
+                    "default": p.layout.default,
+                    "actions": dict(p.layout.actions),
+                    "spans": [list(s) for s in p.layout.spans],
+                    "keep_outputs": p.layout.keep_outputs,
+                }
+                for p in self.layers
+            ],
+        }
+
+    def hash(self) -> str:
+        """16 hex digits that are equal on two ranks exactly if their plans are."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def from_dict(data: Mapping[str, Any]) -> ActivationPlan:
+    """Reads what ``ActivationPlan.to_dict`` wrote.
+
+    Raises:
+        ConfigError: for data of another schema version.
+    """
+    if data.get("schema") != SCHEMA:
+        raise ConfigError("plan.schema", data.get("schema"), "this version can't read it", (SCHEMA,))
+    mark = data["fingerprint"]
+    fingerprint = ModelFingerprint(
+        mark["family"],
+        tuple(mark["kinds"]),
+        {kind: tuple(regions) for kind, regions in mark["regions"].items()},
+        mark["digest"],
+    )
+    layers = tuple(
+        LayerPlan(
+            entry["layer"],
+            entry["kind"],
+            Layout(
+                entry["layout"],
+                entry["default"],
+                dict(entry["actions"]),
+                tuple(tuple(span) for span in entry["spans"]),
+                entry["keep_outputs"],
+            ),
+        )
+        for entry in data["layers"]
+    )
+    return ActivationPlan(fingerprint, layers)
+
+
+def build_plan(settings: LayoutSettings, fingerprint: ModelFingerprint, path: str = "layout") -> ActivationPlan:
+    """The complete plan that a layout config means for one model.
+
+    Raises:
+        ConfigError: for anything the config says that no layer of this model can take.
+    """
+    base = make_layout(
+        settings.name,
+        settings.default,
+        settings.save,
+        settings.recompute,
+        settings.as_one,
+        settings.keep_outputs,
+        path,
+    )
+    layouts = [base] * len(fingerprint.kinds)
+    _refuse_unmatched(base, range(len(layouts)), fingerprint, path)
+    for i, override in enumerate(settings.layers):
+        where = f"{path}.layers[{i}]"
+        chosen = select_layers(override.layers, fingerprint.kinds, f"{where}.layers")
+        layout = _override(settings, override, where)
+        _refuse_unmatched(layout, chosen, fingerprint, where)
+        for layer in chosen:
+            layouts[layer] = layout
+    return ActivationPlan(
+        fingerprint,
+        tuple(
+            LayerPlan(i, kind, layout.restrict(fingerprint.regions[kind]))
+            for i, (kind, layout) in enumerate(zip(fingerprint.kinds, layouts, strict=True))
+        ),
+    )
+
+
+def _override(settings: LayoutSettings, override: LayerOverride, path: str) -> Layout:
+    def pick(name: str) -> Any:
+        value = getattr(override, name)
+        return getattr(settings, name) if value is None else value
+
+    # A new default gives the base layout's exceptions no meaning: only what the override itself says counts then.
+    fresh = override.default is not None and override.default != settings.default
+    save, recompute, as_one = (
+        (getattr(override, n) or []) if fresh else pick(n) for n in ("save", "recompute", "as_one")
+    )
+    name = f"{settings.name}+{override.layers}"
+    return make_layout(name, pick("default"), save, recompute, as_one, settings.keep_outputs, path)
+
+
+def _refuse_unmatched(layout: Layout, layers: Sequence[int], fingerprint: ModelFingerprint, path: str) -> None:
+    """Every region a layout names must exist in at least one of the layers it is for."""
+    present = {region for layer in layers for region in fingerprint.regions[fingerprint.kinds[layer]]}
+    for region, action in layout.actions.items():
+        if region not in present and region not in ALWAYS_SAVED:
+            raise ConfigError(
+                f"{path}.{action}",
+                region,
+                f"layers {format_layers(list(layers))} have no such region",
+                [r for layer_regions in fingerprint.regions.values() for r in layer_regions if r in present],
+            )
+    for span in layout.spans:
+        if not set(span) <= present:
+            raise ConfigError(f"{path}.as_one", [span[0], span[-1]], "no layer it is for has all of this span")

@@ -1,0 +1,39 @@
+"""What a config says about layouts. ``plan.build_plan`` turns it into a plan for one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class LayerOverride:
+    """Another layout for some layers. Later overrides win over earlier ones on the layers both select."""
+
+    layers: str = "???"
+    """A layer selector: ``"0-3"``, ``"5"``, ``"8-"``, ``moe``, ``dense``, ``mtp`` or ``all``."""
+    default: str | None = None
+    """Replaces the base layout's default action; null keeps it."""
+    save: list[str] | None = None
+    """Replaces the base layout's saved regions; null keeps them, an empty list saves none."""
+    recompute: list[str] | None = None
+    """Replaces the base layout's replayed regions; null keeps them, an empty list replays none."""
+    as_one: list[list[str]] | None = None
+    """Replaces the base layout's spans; null keeps them."""
+
+
+@dataclass
+class LayoutSettings:
+    """A block's default action and its exceptions, for every layer, with overrides for some."""
+
+    name: str = "???"
+    default: str = "???"
+    """``recompute`` (drop, replay in backward) or ``save`` (keep, don't replay)."""
+    save: list[str] = field(default_factory=list)
+    """Regions (or groups of regions) to save where the default is ``recompute``."""
+    recompute: list[str] = field(default_factory=list)
+    """Regions (or groups) to replay where the default is ``save``."""
+    as_one: list[list[str]] = field(default_factory=list)
+    """Spans of consecutive saved regions that are excluded by one wrapper, each given as ``[first, last]``."""
+    keep_outputs: bool = False
+    """Keep every saved region's output, also where no replay reads it (the design document's case 3 before elision)."""
+    layers: list[LayerOverride] = field(default_factory=list)
