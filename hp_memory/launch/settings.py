@@ -1,0 +1,159 @@
+"""How a job is started: on how many nodes, by what, and what happens when it fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hp_memory.errors import ConfigError
+from hp_memory.launch.hccl import HcclSettings
+
+LAUNCHERS = ("process", "msrun")
+ACTIONS = ("run", "scripts", "slurm", "volcano")
+DEVICES = ("auto", "CPU", "Ascend")
+# No prompt may ever wait for a person; a dead peer is noticed by the heartbeat, which also covers other transports.
+SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "{host}"]
+
+
+@dataclass
+class SlurmSettings:
+    """Lines of the Slurm batch file. ``options`` are written as they are, one ``#SBATCH`` line each."""
+
+    partition: str | None = None
+    account: str | None = None
+    time: str = "24:00:00"
+    setup: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
+
+
+@dataclass
+class VolcanoSettings:
+    """The Kubernetes job. ``device_resource`` is what one node asks for, once per worker; empty asks for none."""
+
+    image: str = ""
+    namespace: str = "default"
+    queue: str = "default"
+    device_resource: str = "huawei.com/Ascend910"
+    memory: str | None = None
+    run_claim: str = ""
+
+
+@dataclass
+class LaunchSettings:
+    """Where the workers run.
+
+    Args:
+        launcher: ``process`` starts one process without msrun, ``msrun`` starts msrun on every node.
+        action: ``run`` the job, or write ``scripts`` (one per node), a ``slurm`` batch file, a ``volcano`` template.
+        dry_run: print every command and its environment and start nothing.
+        workers_per_node: worker processes on each node; 0 takes the slots of the hostfile.
+        nodes: nodes as ``host`` or ``host slots=8``; empty with no ``hostfile``: this machine.
+        hostfile: file with one such node a line.
+        num_nodes: nodes of the job where each is started by hand (``node_rank``) or by Slurm or Volcano.
+        node_rank: this machine's place among ``num_nodes``; -1 where this launcher starts all nodes.
+        master_addr: address of node 0 as the others see it; empty: the first node.
+        master_port: port of msrun's scheduler; 0 chooses a free one.
+        connect: command that reaches another node, ``{host}`` replaced.
+        connect_shell: the connection hands its command to a shell at the other end (ssh does).
+        python: interpreter on every node; empty: this one.
+        device: what workers run on; ``auto`` asks each node.
+        devices: value of ASCEND_RT_VISIBLE_DEVICES on every node; empty leaves it.
+        cluster_time_out: seconds msrun waits for all workers to appear.
+        heartbeat: seconds between signs of life; a side that misses ``lost_after`` seconds of them is given up.
+        stall_after: seconds without a step before a rank is reported; 0 never.
+        stall_ends: end the job when a rank stalls instead of only saying so.
+        max_restarts: how often a failed job starts again from its last complete checkpoint.
+        threads: OMP_NUM_THREADS of each worker; 0 leaves it.
+        log_level: GLOG_v of each worker (3 is errors only).
+        min_disk_gib, min_host_memory_gib: what each node must have free.
+        max_clock_skew: seconds the nodes' clocks may differ.
+        env: further variables for every worker.
+        task: another program instead of the trainer, e.g. ``[run_mindformer.py, --config, exported.yaml]``.
+    """
+
+    launcher: str = "msrun"
+    action: str = "run"
+    dry_run: bool = False
+    workers_per_node: int = 2
+    nodes: list[str] = field(default_factory=list)
+    hostfile: str | None = None
+    num_nodes: int = 1
+    node_rank: int = -1
+    master_addr: str = ""
+    master_port: int = 0
+    connect: list[str] = field(default_factory=lambda: list(SSH))
+    connect_shell: bool = True
+    python: str = ""
+    device: str = "auto"
+    devices: str = ""
+    cluster_time_out: int = 60
+    heartbeat: float = 2.0
+    lost_after: float = 20.0
+    stall_after: float = 300.0
+    stall_ends: bool = False
+    max_restarts: int = 0
+    threads: int = 1
+    log_level: int = 3
+    min_disk_gib: float = 1.0
+    min_host_memory_gib: float = 1.0
+    max_clock_skew: float = 30.0
+    env: dict[str, str] = field(default_factory=dict)
+    task: list[str] = field(default_factory=list)
+    hccl: HcclSettings = field(default_factory=HcclSettings)
+    slurm: SlurmSettings = field(default_factory=SlurmSettings)
+    volcano: VolcanoSettings = field(default_factory=VolcanoSettings)
+
+    def validate(self, path: str = "launch") -> None:
+        """Checks every value by itself and with its neighbours; looks at no file and no machine.
+
+        Raises:
+            ConfigError: naming the setting.
+        """
+        _choices(self, path)
+        _numbers(self, path)
+        _places(self, path)
+        if "{host}" not in " ".join(self.connect):
+            raise ConfigError(f"{path}.connect", self.connect, "must contain {host}")
+        self.hccl.validate(f"{path}.hccl")
+
+
+def _choices(settings: LaunchSettings, path: str) -> None:
+    for name, accepted in (("launcher", LAUNCHERS), ("action", ACTIONS), ("device", DEVICES)):
+        value = getattr(settings, name)
+        if value not in accepted:
+            raise ConfigError(f"{path}.{name}", value, "unknown", accepted)
+    if settings.action == "volcano" and not settings.volcano.image:
+        raise ConfigError(f"{path}.volcano.image", "", "a Volcano job needs a container image")
+
+
+def _numbers(settings: LaunchSettings, path: str) -> None:
+    least = {
+        "workers_per_node": 0, "num_nodes": 1, "node_rank": -1, "cluster_time_out": 1, "heartbeat": 0.1,
+        "stall_after": 0, "max_restarts": 0, "threads": 0, "log_level": 0, "min_disk_gib": 0,
+        "min_host_memory_gib": 0, "max_clock_skew": 0,
+    }  # fmt: skip
+    for name, low in least.items():
+        if getattr(settings, name) < low:
+            raise ConfigError(f"{path}.{name}", getattr(settings, name), f"must be at least {low}")
+    if settings.master_port != 0 and not 1024 <= settings.master_port <= 65535:
+        raise ConfigError(f"{path}.master_port", settings.master_port, "must be 0 or between 1024 and 65535")
+    if settings.lost_after < 3 * settings.heartbeat:
+        raise ConfigError(f"{path}.lost_after", settings.lost_after, "must be at least three heartbeats")
+
+
+def _places(settings: LaunchSettings, path: str) -> None:
+    listed = bool(settings.nodes or settings.hostfile)
+    if settings.nodes and settings.hostfile:
+        raise ConfigError(f"{path}.hostfile", settings.hostfile, "nodes are listed already; give one of the two")
+    by_hand = settings.node_rank >= 0
+    if listed and by_hand:
+        raise ConfigError(f"{path}.node_rank", settings.node_rank, "nodes are listed, so this launcher starts them all")
+    if by_hand and settings.node_rank >= settings.num_nodes:
+        raise ConfigError(f"{path}.node_rank", settings.node_rank, f"num_nodes is {settings.num_nodes}")
+    if by_hand and settings.num_nodes > 1 and not (settings.master_addr and settings.master_port):
+        raise ConfigError(f"{path}.master_addr", settings.master_addr, "needed with node_rank, and master_port too")
+    if by_hand and settings.max_restarts:
+        raise ConfigError(f"{path}.max_restarts", settings.max_restarts, "needs one launcher that sees all nodes")
+    if settings.action == "run" and settings.num_nodes > 1 and not (listed or by_hand):
+        raise ConfigError(f"{path}.num_nodes", settings.num_nodes, "say which: nodes, hostfile, or node_rank on each")
+    if settings.launcher == "process" and (listed or settings.num_nodes > 1 or settings.workers_per_node > 1):
+        raise ConfigError(f"{path}.launcher", "process", "starts one process; use msrun for more")
