@@ -1,0 +1,1 @@
+"""Starting, watching and ending a job: msrun on one node and many."""

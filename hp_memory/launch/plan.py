@@ -1,0 +1,153 @@
+"""The launch plan: every node's command and environment, as data that can be printed before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hp_memory.errors import ConfigError
+from hp_memory.launch import command, environment, hosts
+from hp_memory.launch.hosts import Host
+from hp_memory.launch.settings import LaunchSettings
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node's share of the job."""
+
+    rank: int
+    host: str
+    here: bool
+    """Started on this machine without a connection."""
+    ranks: tuple[int, ...]
+    """Global ranks of its workers."""
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    """Set on top of the node's own environment."""
+    log_dir: str
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """The whole job as data."""
+
+    run_id: str
+    run_dir: str
+    cwd: str
+    python: str
+    task: tuple[str, ...]
+    world_size: int
+    total_nodes: int
+    master_addr: str
+    master_port: int
+    nodes: tuple[NodePlan, ...]
+    """The nodes this launcher starts: all of the job, or with ``node_rank`` one of them."""
+    inherited: dict[str, str]
+    """Variables of another job in the launching shell: refused by ``check``."""
+    settings: LaunchSettings
+
+    def in_words(self) -> str:
+        """Every command and environment, as text for people."""
+        head = (
+            f"{self.world_size} workers on {self.total_nodes} node(s), scheduler at {self.master_addr}:"
+            f"{self.master_port}, run directory {self.run_dir}"
+        )
+        return "\n\n".join([head, *(self._node_in_words(node) for node in self.nodes)])
+
+    def _node_in_words(self, node: NodePlan) -> str:
+        how = "directly" if node.here else "through `" + shlex.join(reach(self.settings, node.host)) + "`"
+        lines = [
+            f"node {node.rank} ({node.host}), started {how}, ranks {node.ranks[0]}-{node.ranks[-1]}, in {self.cwd}:"
+        ]
+        lines += [f"  {name}={shlex.quote(value)}" for name, value in node.env.items()]
+        return "\n".join([*lines, f"  {shlex.join(node.argv)}"])
+
+    def to_dict(self) -> dict:
+        """Plain data, saved with the run."""
+        return asdict(self)
+
+
+def reach(settings: LaunchSettings, host: str) -> list[str]:
+    """The command that reaches a node, before what it is to run there."""
+    return [word.replace("{host}", host) for word in settings.connect]
+
+
+def plan_launch(
+    settings: LaunchSettings, task: tuple[str, ...], run_dir: Path, env: Mapping[str, str], path: str = "launch"
+) -> LaunchPlan:
+    """Lays out the job; starts and writes nothing (a port of 0 is replaced by one that is free now).
+
+    Args:
+        task: what msrun starts on every rank, e.g. ``("python", "-m", "package.worker", "--run-dir", "runs/1")``.
+        run_dir: exists already, or will before ``run``; shared by all nodes.
+        env: the launching shell's environment.
+
+    Raises:
+        ConfigError: settings that don't fit together, a hostfile that can't be read.
+    """
+    settings.validate(path)
+    if not task:
+        raise ConfigError(f"{path}.task", task, "is empty")
+    listed = hosts.listed_hosts(settings, path)
+    local = hosts.workers_on_each(listed, settings, path)
+    total = len(listed) or settings.num_nodes
+    master = settings.master_addr or _default_master(listed, total)
+    port = settings.master_port or free_port()
+    run_path, run_id = str(Path(run_dir).absolute()), _run_id(run_dir)
+
+    def node_plan(rank: int, host: Host, here: bool) -> NodePlan:
+        return _node_plan(settings, task, env, run_path, run_id, rank, host, here, local, total * local, master, port)
+
+    if listed:
+        nodes = [node_plan(rank, host, hosts.is_this_machine(host.name)) for rank, host in enumerate(listed)]
+    else:
+        nodes = [node_plan(max(settings.node_rank, 0), Host("localhost"), True)]
+    return LaunchPlan(
+        run_id, run_path, os.getcwd(), settings.python or sys.executable, tuple(task), total * local, total,
+        master, port, tuple(nodes), environment.inherited_job(env), settings,
+    )  # fmt: skip
+
+
+def _node_plan(
+    settings: LaunchSettings, task: tuple[str, ...], env: Mapping[str, str], run_dir: str, run_id: str,
+    rank: int, host: Host, here: bool, local: int, world: int, master: str, port: int,
+) -> NodePlan:  # fmt: skip
+    logs = command.log_dir(run_dir, rank)
+    address = hosts.address_of(host.name) or host.name
+    variables = environment.node_variables(
+        settings, env, run_id=run_id, run_dir=run_dir, node=rank, address=address, logs=logs
+    )
+    if settings.launcher == "process":
+        argv = command.process_argv(task, settings.python or sys.executable)
+    else:
+        second = here and rank > 0 and hosts.is_this_machine(master)
+        argv = command.msrun_argv(
+            settings, task, world=world, local=local, node_rank=str(rank), master_addr=master, master_port=port,
+            log_dir=logs, program=command.SAME_MACHINE if second else ("msrun",),
+        )  # fmt: skip
+    ranks = tuple(range(rank * local, (rank + 1) * local))
+    return NodePlan(rank, host.name, here, ranks, tuple(argv), variables, logs)
+
+
+def _default_master(listed: list[Host], total: int) -> str:
+    return listed[0].name if total > 1 and listed else LOOPBACK
+
+
+def _run_id(run_dir: Path) -> str:
+    """The mark every process of the run carries in its environment; the same for every attempt of a run."""
+    return hashlib.sha1(str(Path(run_dir).absolute()).encode()).hexdigest()[:12]
+
+
+def free_port() -> int:
+    """A port no one listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
