@@ -32,12 +32,13 @@ class Layout:
         return self.actions.get(region, self.default)
 
     def restrict(self, regions: Sequence[str]) -> Layout:
-        """The same layout without the exceptions and spans that name regions this block doesn't have."""
+        """The same layout without what names regions this block doesn't have; a span keeps the regions it has here."""
+        spans = (tuple(r for r in span if r in regions) for span in self.spans)
         return Layout(
             self.name,
             self.default,
             {r: a for r, a in self.actions.items() if r in regions},
-            tuple(s for s in self.spans if set(s) <= set(regions)),
+            tuple(span for span in spans if len(span) > 1),
             self.keep_outputs,
         )
 

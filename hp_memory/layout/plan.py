@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hp_memory.errors import ConfigError
@@ -26,12 +26,15 @@ class ModelFingerprint:
         kinds: the kind of each layer, MTP layers last.
         regions: for each kind, the regions its blocks have, in forward order.
         digest: hash over everything that fixes the parameters' shapes.
+        absent: regions that the family has at other parallel sizes, each with the reason why not at these. A layout
+            may name them; the plan says that they are absent.
     """
 
     family: str
     kinds: tuple[Kind, ...]
     regions: Mapping[Kind, tuple[str, ...]]
     digest: str
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,9 @@ class ActivationPlan:
         for plan in self.layers:
             words = f"{plan.layout.name}: {plan.layout.in_words(self.regions(plan.layer))}"
             lines.setdefault((plan.kind, words), []).append(plan.layer)
-        return "\n".join(f"layer {format_layers(ids)} ({kind}): {words}" for (kind, words), ids in lines.items())
+        text = [f"layer {format_layers(ids)} ({kind}): {words}" for (kind, words), ids in lines.items()]
+        text += [f"no {region}: {why}" for region, why in self.fingerprint.absent.items()]
+        return "\n".join(text)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-ready data; ``from_dict`` reads it back."""
@@ -73,6 +78,7 @@ class ActivationPlan:
                 "kinds": list(mark.kinds),
                 "regions": {kind: list(regions) for kind, regions in mark.regions.items()},
                 "digest": mark.digest,
+                "absent": dict(mark.absent),
             },
             "layers": [
                 {
@@ -107,6 +113,7 @@ def from_dict(data: Mapping[str, Any]) -> ActivationPlan:
         tuple(mark["kinds"]),
         {kind: tuple(regions) for kind, regions in mark["regions"].items()},
         mark["digest"],
+        dict(mark["absent"]),
     )
     layers = tuple(
         LayerPlan(
@@ -175,8 +182,11 @@ def _override(settings: LayoutSettings, override: LayerOverride, path: str) -> L
 def _refuse_unmatched(layout: Layout, layers: Sequence[int], fingerprint: ModelFingerprint, path: str) -> None:
     """Every region a layout names must exist in at least one of the layers it is for."""
     present = {region for layer in layers for region in fingerprint.regions[fingerprint.kinds[layer]]}
+    wanted = [region for region in layout.actions if region not in ALWAYS_SAVED]
+    if wanted and not present & set(wanted) and set(wanted) <= set(fingerprint.absent):
+        raise ConfigError(path, layout.name, f"has no effect: {fingerprint.absent[wanted[0]]}")
     for region, action in layout.actions.items():
-        if region not in present and region not in ALWAYS_SAVED:
+        if region not in present and region not in ALWAYS_SAVED and region not in fingerprint.absent:
             raise ConfigError(
                 f"{path}.{action}",
                 region,
@@ -184,5 +194,5 @@ def _refuse_unmatched(layout: Layout, layers: Sequence[int], fingerprint: ModelF
                 [r for layer_regions in fingerprint.regions.values() for r in layer_regions if r in present],
             )
     for span in layout.spans:
-        if not set(span) <= present:
+        if not set(span) <= present | set(fingerprint.absent):
             raise ConfigError(f"{path}.as_one", [span[0], span[-1]], "no layer it is for has all of this span")

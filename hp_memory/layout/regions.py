@@ -52,7 +52,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def expand(name: str, path: str) -> tuple[str, ...]:
-    """The regions a name stands for: itself, or all parts of a group (``all2all`` is ``all2all.in`` and ``all2all.out``).
+    """The regions a name stands for: itself, or all parts of a group (``all2all``: ``all2all.in`` and ``all2all.out``).
 
     Raises:
         ConfigError: for a name that is neither; ``path`` says where it stands in the config.

@@ -1,0 +1,42 @@
+# Every target sets up .venv by itself: uv is installed into .uv, and uv.lock fixes every version.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && { echo $$p; break; }; done)
+UV := .uv/bin/uv
+RUN := .venv/bin
+# MindSpore's threads spin against each other on few cores.
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+export GLOG_v ?= 3
+
+.PHONY: demo test test-all test-cluster test-nightly pipeline-matrix test-mindformers-2.1 lint bench setup clean
+
+setup: .venv/ready
+
+.uv/bin/uv:
+	@test -n "$(PYTHON)" || { echo "hp-memory needs Python 3.10, 3.11 or 3.12 on PATH (or PYTHON=...)"; exit 2; }
+	$(PYTHON) -m venv .uv
+	.uv/bin/python -m pip install --quiet 'uv>=0.9,<1'
+
+.venv/ready: $(UV) pyproject.toml uv.lock
+	$(UV) sync --locked --python "$(shell command -v $(PYTHON))" --extra mindformers
+	touch $@
+
+demo: .venv/ready
+	$(RUN)/python recipes/demo.py
+
+test: .venv/ready
+	$(RUN)/python -m pytest
+
+test-cluster: .venv/ready
+	$(RUN)/python -m pytest --override-ini addopts='--import-mode=importlib -ra' tests/cluster
+
+test-nightly: .venv/ready
+	HYPOTHESIS_PROFILE=nightly $(RUN)/python -m pytest tests/unit
+
+lint: .venv/ready
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/lint-imports
+
+clean:
+	rm -rf .venv .uv runs

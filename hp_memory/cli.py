@@ -1,0 +1,78 @@
+"""``hp-memory COMMAND [overrides]``: each command is a Hydra app that refuses a bad config before it starts."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from hp_memory.errors import ConfigError, HPMemoryError, nearest
+
+COMMANDS = {
+    "train": "train the reference model, or MindFormers with our callback",
+    "compare": "train the same steps under several layouts: equal numbers, memory and time",
+    "dryrun": "full-size memory per stage and region on the meta device",
+    "search": "the cheapest plan that fits a budget",
+    "offload": "HyperOffload plan, advice, timeline or check of a graph",
+    "pipeline": "run a pipeline regression recipe",
+    "launch": "render or run msrun on one node or many",
+    "export": "the plan as MindFormers YAML",
+    "doctor": "what this machine has and what will work",
+}
+ACTIONS = {"offload": ("plan", "advise", "timeline", "verify"), "dryrun": ("compare-run",)}
+
+# Hydra's own flags: they show something and run nothing.
+_SHOW = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version"}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the console script; exits with 0, with a command's own code, or with 2 for a refused config."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(args)
+    except ConfigError as error:
+        print(f"hp-memory: {error}", file=sys.stderr)
+        code = 2
+    except HPMemoryError as error:
+        print(f"hp-memory: {error}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("--help", "-h"):
+        print(_usage())
+        return 0 if args else 2
+    command, rest = args[0], args[1:]
+    if command not in COMMANDS:
+        raise ConfigError("command", command, "no such command", COMMANDS)
+    actions = ACTIONS.get(command, ())
+    action = rest.pop(0) if rest and rest[0] in actions else None
+    if rest and _is_word(rest[0]):
+        raise ConfigError(f"{command}", rest[0], "an override is written key=value", actions)
+    if command == "offload" and action is None and not _SHOW & set(rest):
+        raise ConfigError(command, "", "say what to do with the graph", actions)
+    return _run(command, action, rest)
+
+
+def _is_word(arg: str) -> bool:
+    return "=" not in arg and not arg.startswith(("-", "~"))
+
+
+def _usage() -> str:
+    lines = [f"  {name:10}{text}" for name, text in COMMANDS.items()]
+    return "usage: hp-memory COMMAND [key=value ...] [--help | --cfg job --resolve | -m]\n\ncommands:\n" + "\n".join(
+        lines
+    )
+
+
+def _run(command: str, action: str | None, args: list[str]) -> int:
+    from hp_memory import hydra_app
+
+    run = importlib.import_module(f"hp_memory.commands.{command}").run if not _SHOW & set(args) else None
+    return hydra_app.run(command, args, run, action)
+
+
+__all__ = ["ACTIONS", "COMMANDS", "main", "nearest"]

@@ -1,0 +1,87 @@
+"""The structured configs, assembled from the settings that stand beside each mechanism and registered once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+
+from hp_memory.errors import ConfigError
+from hp_memory.launch.settings import LaunchSettings
+from hp_memory.layout import LayoutSettings
+from hp_memory.models.settings import ModelSettings, ParallelSettings
+from hp_memory.offload.settings import OffloadSettings
+from hp_memory.pipeline.settings import PipelineSettings
+from hp_memory.train.settings import DataSettings, TrainSettings
+
+ENGINES = ("reference", "mindformers")
+NAMED_LAYOUTS = ("none", "full", "op_exclude", "region_exclude", "chain_exclude")
+
+
+@dataclass
+class HPConfig:
+    """What every command reads: an experiment, and where its run goes."""
+
+    name: str = "run"
+    """Names the run's folder below ``run_root``."""
+    engine: str = "reference"
+    """``reference`` (this package's small model and trainer) or ``mindformers`` (its Trainer with our callback)."""
+    seed: int = 1
+    run_root: str = "runs"
+    run_dir: str | None = None
+    """Where this run writes; null makes a folder named by the time below ``run_root/name``."""
+    recipe: Any = None
+    """Set by the command line (``recipe=NAME``); no key of its own."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
+    layout: LayoutSettings = field(default_factory=LayoutSettings)
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    offload: OffloadSettings = field(default_factory=OffloadSettings)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+
+@dataclass
+class CompareConfig(HPConfig):
+    """``hp-memory compare``: the same steps under several layouts, from one initial state."""
+
+    layouts: list[str] = field(default_factory=lambda: list(NAMED_LAYOUTS))
+    """Names of layouts in ``configs/layout``; the first is what the others are compared with."""
+    steps: int = 3
+    """Steps whose losses, gradients and parameters are compared bit for bit."""
+    timed_steps: int = 6
+    """Further steps that are timed, layouts alternating step by step."""
+
+
+SCHEMAS: dict[str, type] = {
+    "train": HPConfig,
+    "compare": CompareConfig,
+    "launch": HPConfig,
+    "doctor": HPConfig,
+}
+
+
+def register() -> None:
+    """Makes ``<command>_schema`` known to Hydra for every command's defaults list."""
+    store = ConfigStore.instance()
+    for command, schema in SCHEMAS.items():
+        store.store(name=f"{command}_schema", node=schema)
+
+
+def validate(cfg: HPConfig) -> None:
+    """Checks every group by itself; commands check what only they need.
+
+    Raises:
+        ConfigError: naming the config path, the value and what would have been accepted.
+    """
+    if cfg.engine not in ENGINES:
+        raise ConfigError("engine", cfg.engine, "no such engine", ENGINES)
+    cfg.model.validate("model")
+    cfg.parallel.validate("parallel")
+    cfg.pipeline.validate("pipeline")
+    cfg.offload.validate("offload")
+    cfg.launch.validate("launch")
+    cfg.data.validate("data")
+    cfg.train.validate("train")

@@ -1,0 +1,131 @@
+"""Runs a command as a Hydra app, and turns Hydra's and OmegaConf's complaints into ConfigErrors."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hp_memory import config
+from hp_memory.errors import ConfigError
+from hp_memory.paths import config_dir
+
+_SWEEP_FLAGS = {"-m", "--multirun"}
+
+
+def run(command: str, args: list[str], body: Callable[..., int] | None, action: str | None = None) -> int:
+    """Composes, checks and runs ``command``; with Hydra's showing flags (``body`` None) only shows.
+
+    Returns:
+        The worst exit code among the jobs of a sweep.
+
+    Raises:
+        ConfigError: for any override, file or value that the command's config can't take.
+    """
+    config.register()
+    overrides = [a for a in args if not a.startswith("-") or "=" in a.split("-")[0]]
+    if "--hydra-help" not in args:
+        for job in _jobs(overrides, bool(_SWEEP_FLAGS & set(args))):
+            compose(command, job)
+    codes: list[int] = []
+
+    def task(cfg: DictConfig) -> None:
+        codes.append(body(to_object(cfg)) if action is None else body(to_object(cfg), action))  # type: ignore[misc]
+
+    sys.argv = [f"hp-memory {command}", *args]
+    hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(task)()
+    return max(codes, default=0)
+
+
+def _jobs(overrides: list[str], sweep: bool) -> Iterable[list[str]]:
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+    except HydraException as error:
+        raise ConfigError("override", " ".join(overrides), _first_line(error)) from error
+    if not sweep:
+        return [overrides]
+    return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
+
+
+def compose(command: str, overrides: list[str]) -> DictConfig:
+    """The command's config with these overrides.
+
+    Raises:
+        ConfigError: in place of whatever Hydra or OmegaConf raises.
+    """
+    config.register()
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
+            return hydra.compose(command, overrides=overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _translate(error, command, overrides) from error
+
+
+def to_object(cfg: DictConfig) -> Any:
+    """The config as its dataclasses, every value present.
+
+    Raises:
+        ConfigError: where a mandatory value is missing or can't be resolved.
+    """
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise ConfigError(missing[0], "???", "is mandatory and has no value")
+    try:
+        return OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error.full_key or "config"), "", _first_line(error)) from error
+
+
+def _translate(error: Exception, command: str, overrides: list[str]) -> ConfigError:
+    text = str(error)
+    group = re.search(r"(?:Could not find|In '.*': Could not find) '([\w/.-]+)'", text)
+    if group and "/" in group.group(1):
+        name, _, option = group.group(1).rpartition("/")
+        return ConfigError(name, option, "no such option in this group", _options(name))
+    unknown = re.search(r"(?:Key|Could not (?:override|append)) '([^']*)'", text)
+    where = getattr(error.__cause__, "full_key", None) or getattr(error, "full_key", None)
+    if unknown and ("not in" in text or "Could not" in text):
+        key = str(where or unknown.group(1))
+        return ConfigError(key, _value_of(key, overrides), "no such key", _siblings(command, key))
+    key = str(where or "override")
+    return ConfigError(key, _value_of(key, overrides), _first_line(error.__cause__ or error))
+
+
+def _options(group: str) -> list[str]:
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+
+    loader = ConfigLoaderImpl(create_config_search_path(str(config_dir())))
+    return sorted(loader.get_group_options(group))
+
+
+def _siblings(command: str, key: str) -> list[str]:
+    """The keys that exist beside ``key`` in the command's schema, with their full paths."""
+    prefix, _, _ = key.rpartition(".")
+    node = OmegaConf.structured(config.SCHEMAS[command])
+    for part in filter(None, prefix.split(".")):
+        node = node.get(part) if isinstance(node, DictConfig) and part in node else None
+    names = list(node) if isinstance(node, DictConfig) else []
+    return [f"{prefix}.{n}" if prefix else str(n) for n in names]
+
+
+def _value_of(key: str, overrides: list[str]) -> str:
+    for override in overrides:
+        name, _, value = override.partition("=")
+        if name.lstrip("+~") == key:
+            return value
+    return ""
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]

@@ -1,0 +1,171 @@
+"""Puts a plan into a model: wraps each block and each region once, and returns a receipt of what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from mindspore import nn
+
+from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper, region
+from hp_memory.errors import InstallError
+from hp_memory.layout import ActivationPlan, LayerPlan
+from hp_memory.models.sites import BlockSites, Site
+
+How = Literal["boundary", "saved", "saved as one", "replayed", "named"]
+_MARK = "_hp_memory_receipt"
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """One place that was wrapped: its path in the model, the regions it covers, and how."""
+
+    path: str
+    layer: int
+    regions: tuple[str, ...]
+    how: How
+
+
+@dataclass
+class Receipt:
+    """What an installation really did.
+
+    Attributes:
+        plan_hash: hash of the plan that was applied.
+        wrapped: every place that was wrapped, in forward order.
+        not_applied: what the plan names and this model lacks, with the reason.
+    """
+
+    plan_hash: str
+    wrapped: list[Wrapped] = field(default_factory=list)
+    not_applied: dict[str, str] = field(default_factory=dict)
+
+    def count(self, how: How) -> int:
+        """How many places were wrapped this way."""
+        return sum(w.how == how for w in self.wrapped)
+
+    def in_words(self) -> str:
+        """One line: the counts, then what could not apply."""
+        kinds: tuple[How, ...] = ("boundary", "saved", "saved as one", "replayed", "named")
+        counts = ", ".join(f"{self.count(k)} {k}" for k in kinds if self.count(k))
+        absent = "".join(f"; no {name}: {why}" for name, why in self.not_applied.items())
+        return f"plan {self.plan_hash}: wrapped {len(self.wrapped)} places ({counts}){absent}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The receipt as JSON-ready data."""
+        return asdict(self)
+
+
+def install(model: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites]) -> Receipt:
+    """Applies ``plan`` to ``model`` in place.
+
+    Everything is checked before the first change, so that a refusal leaves the model as it was.
+
+    Args:
+        model: the model; parameter names, checkpoint keys and ``cells_and_names`` stay what they are.
+        plan: made for this model's fingerprint; a pipeline stage may hold only some of its layers.
+        blocks: the region map: where each block and each of its regions is.
+
+    Raises:
+        InstallError: a second installation, a block the plan doesn't know, or a region without a place to wrap.
+    """
+    if getattr(model, _MARK, None) is not None:
+        raise InstallError(f"plan {getattr(model, _MARK).plan_hash} is installed in this model already")
+    if not blocks:
+        raise InstallError("the region map names no block: nothing would be wrapped")
+    work = [(block, _layer_plan(plan, block)) for block in blocks]
+    _refuse_shared_places(blocks)
+    receipt = Receipt(plan.hash(), not_applied=dict(plan.fingerprint.absent))
+    for block, layer in work:
+        receipt.wrapped += _install_block(block, layer)
+    object.__setattr__(model, _MARK, receipt)
+    return receipt
+
+
+def receipt_of(model: nn.Cell) -> Receipt | None:
+    """The receipt of the plan installed in ``model``, or None."""
+    return getattr(model, _MARK, None)
+
+
+def _layer_plan(plan: ActivationPlan, block: BlockSites) -> LayerPlan:
+    if block.layer >= len(plan.layers) or plan.layers[block.layer].kind != block.kind:
+        raise InstallError(f"{block.path} is layer {block.layer} ({block.kind}); the plan is for another model")
+    layer = plan.layers[block.layer]
+    placed = {r for site in block.sites for r in site.regions}
+    missing = [r for r in plan.regions(block.layer) if r not in placed]
+    if missing:
+        raise InstallError(f"{block.path}: the region map has no place for {', '.join(missing)}")
+    for site in block.sites:
+        if not hasattr(site.owner, site.attr):
+            raise InstallError(f"{site.path}: this model has no attribute {site.attr!r} there")
+    return layer
+
+
+def _refuse_shared_places(blocks: Sequence[BlockSites]) -> None:
+    seen: dict[tuple[int, str], str] = {}
+    for site in (s for block in blocks for s in block.sites):
+        place = (id(site.owner), site.attr)
+        if place in seen:
+            raise InstallError(f"{site.path} and {seen[place]} are one place: a region would be wrapped twice")
+        seen[place] = site.path
+
+
+def _install_block(block: BlockSites, plan: LayerPlan) -> list[Wrapped]:
+    boundary = bool(plan.layout.replays([r for site in block.sites for r in site.regions]))
+    merged = _merged_sites(block, plan) if boundary else ()
+    done = []
+    for site in block.sites:
+        how = _how(site, plan, boundary, merged)
+        if how is not None:
+            _wrap(site, plan, how)
+            done.append(Wrapped(site.path, plan.layer, site.regions, how))
+    if boundary:
+        _replace(block.container, block.key, checkpoint_wrapper(_get(block), name=f"layers.{plan.layer}"))
+        done.insert(0, Wrapped(block.path, plan.layer, (), "boundary"))
+    return done
+
+
+def _merged_sites(block: BlockSites, plan: LayerPlan) -> tuple[Site, ...]:
+    """The widest sites that lie within a span of the layout: each is excluded as one body."""
+    inside = [
+        site
+        for site in block.sites
+        if len(site.regions) > 1 and any(set(site.regions) <= set(s) for s in plan.layout.spans)
+    ]
+    return tuple(a for a in inside if not any(set(a.regions) < set(b.regions) for b in inside))
+
+
+def _how(site: Site, plan: LayerPlan, boundary: bool, merged: Sequence[Site]) -> How | None:
+    """How a site is wrapped; None for a site over several regions that isn't excluded as one."""
+    if len(site.regions) > 1:
+        return "saved as one" if site in merged else None
+    if not boundary or any(site.regions[0] in m.regions for m in merged):
+        return "named"
+    return "saved" if plan.layout.action(site.regions[0]) == "save" else "replayed"
+
+
+def _wrap(site: Site, plan: LayerPlan, how: How) -> None:
+    regions = site.regions[0] if len(site.regions) == 1 else f"{site.regions[0]}..{site.regions[-1]}"
+    name = f"layers.{plan.layer}/{regions}"
+    target = getattr(site.owner, site.attr)
+    if how in ("saved", "saved as one"):
+        # None lets the wrapper find out by itself whether a replay reads the output.
+        keep = True if plan.layout.keep_outputs else None
+        _replace(site.owner, site.attr, checkpoint_exclude_wrapper(target, name=name, save_output=keep))
+    else:
+        _replace(site.owner, site.attr, region(target, name=name))
+
+
+def _get(block: BlockSites) -> nn.Cell:
+    if isinstance(block.container, nn.Cell) and block.key in block.container._cells:
+        return block.container._cells[block.key]
+    return getattr(block.container, block.key)
+
+
+def _replace(owner: object, attr: str, value: object) -> None:
+    """Sets a wrapped Cell or callable where the original was, without MindSpore renaming parameters."""
+    if isinstance(owner, nn.Cell) and attr in owner._cells:
+        owner._cells[attr] = value
+    else:
+        object.__setattr__(owner, attr, value)

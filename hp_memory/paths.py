@@ -1,0 +1,36 @@
+"""Where the shipped configs are, and where a run writes."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+
+from hp_memory.errors import ConfigError
+
+_PACKAGE = Path(__file__).parent
+
+
+def config_dir() -> Path:
+    """The folder of Hydra configs: inside an installed wheel, or beside the package in a checkout."""
+    packaged = _PACKAGE / "_configs"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / "configs"
+
+
+def make_run_dir(run_dir: str | None, run_root: str, name: str) -> Path:
+    """Creates this run's directory: ``run_dir`` where given, else ``run_root/name/<time>``.
+
+    Raises:
+        ConfigError: if it can't be written, or holds another run's config already.
+    """
+    path = Path(run_dir) if run_dir else Path(run_root) / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")[:-3]
+    key, value = ("run_dir", run_dir) if run_dir else ("run_root", run_root)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(key, value, f"can't make the run directory: {error.strerror}") from error
+    if not os.access(path, os.W_OK):
+        raise ConfigError(key, value, "the run directory is not writable")
+    if (path / "config.yaml").exists():
+        raise ConfigError(key, value, "holds a run already; choose another or leave it out")
+    return path.resolve()
