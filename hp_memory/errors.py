@@ -41,3 +41,22 @@ class InstallError(HPMemoryError):
 
 class ReplayError(HPMemoryError):
     """A replay that would have given other numbers than the forward."""
+
+
+class NeedsHyperParallel(HPMemoryError):
+    """What was asked for exists only in the real HyperParallel package."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} needs the real hyper_parallel package, which isn't installed: {why}")
+
+
+class PlanMismatch(HPMemoryError):
+    """What ran on a training step isn't what the plan says, or the ranks hold different plans."""
+
+
+class ScheduleError(HPMemoryError):
+    """A pipeline schedule that can't run: an incomplete one, one that waits for itself, or one that mixes up messages."""
+
+
+class SessionError(HPMemoryError):
+    """A split backward or a recompute session used out of order: dw before dx, a third use, one left open."""
