@@ -1,0 +1,1 @@
+"""Tables, pictures and pages of what a run found."""
