@@ -1,0 +1,1 @@
+"""Where the regions are in a model: the reference MoE model, and maps of other models."""
