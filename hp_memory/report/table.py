@@ -1,0 +1,37 @@
+"""One table, shown on a terminal, in Markdown and in HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import rich.table
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a title; ``caption`` says where the figures were taken and what kind they are."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+    def rich(self) -> rich.table.Table:
+        """For a terminal; every column but the first is right-aligned."""
+        table = rich.table.Table(title=self.title, caption=self.caption or None, title_justify="left")
+        for i, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if i else "left", no_wrap=not i)
+        for row in self.rows:
+            table.add_row(*map(str, row))
+        return table
+
+    def markdown(self) -> str:
+        """For a README."""
+        lines = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
+        return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def mebibytes(nbytes: float) -> str:
+    """Bytes in MiB with two decimals: ``1.50 MiB``."""
+    return f"{nbytes / 2**20:.2f} MiB"
