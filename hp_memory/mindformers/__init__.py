@@ -1,0 +1,1 @@
+"""MindFormers: callbacks that install a plan, config export, a single-process stand-in for HyperParallel."""

@@ -1,0 +1,62 @@
+"""Serves ``hyper_parallel.*`` from this package's own parts, where the real package is missing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from hp_memory.mindformers.standin.names import MODULES, ROOT
+
+_PARTS = ("autograd", "checkpoint", "dtensor", "parallel")
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != ROOT and not name.startswith(ROOT + "."):
+            return None
+        short = name[len(ROOT) :]
+        if short not in MODULES:
+            return None
+        return ModuleSpec(name, self, is_package=any(m.startswith(short + ".") for m in MODULES))
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__stub__ = True
+        parts = [importlib.import_module(f"hp_memory.mindformers.standin.{part}") for part in _PARTS]
+        for name in MODULES[module.__name__[len(ROOT) :]]:
+            setattr(module, name, next(getattr(part, name) for part in parts if hasattr(part, name)))
+
+
+_FINDER = _Finder()
+
+
+def is_active() -> bool:
+    """True if ``import hyper_parallel`` gives the stand-in in this process."""
+    return _FINDER in sys.meta_path
+
+
+def installed() -> bool:
+    """True if the real HyperParallel can be imported."""
+    if is_active():
+        return False
+    return ROOT in sys.modules or importlib.util.find_spec(ROOT) is not None
+
+
+def activate() -> str:
+    """Lets MindFormers import without HyperParallel; does nothing where the real package is installed.
+
+    Returns:
+        One line that says what ``hyper_parallel`` is in this process.
+    """
+    if installed():
+        return "hyper_parallel: the installed package"
+    if not is_active():
+        # Last in the list: whatever else can find the real package finds it first.
+        sys.meta_path.append(_FINDER)
+    return "hyper_parallel: not installed, hp_memory's single-process stand-in serves the imports"
