@@ -80,7 +80,7 @@ def zb_v(ranks: int, micros: int, costs: Costs) -> Published:
         0.0,
         "own",
         (2 * ranks,) * ranks,
-        "arXiv 2405.15362: no bubble between a rank's first and last step when F = B = W; 2p half-stage chunks in flight",
+        "arXiv 2405.15362: no bubble between a rank's first and last step when F = B = W; 2p half stages in flight",
     )
 
 

@@ -140,7 +140,7 @@ def _zb_v_row(rank: int, ranks: int, micros: int) -> tuple[Step, ...]:
 
 
 def zb_v(ranks: int, micros: int) -> Schedule:
-    """Two chunks per rank, down and up a V: the first and last chunk share rank 0, and with F = B = W no bubble is left.
+    """Two chunks per rank, down and up a V: first and last chunk share rank 0, and with F = B = W no bubble is left.
 
     At most ``2*ranks`` half-stage chunks are in flight on any rank: 1F1B's peak, and the same for all ranks.
     """
@@ -163,7 +163,7 @@ def with_prefire(schedule: Schedule) -> Schedule:
 def generate(
     name: str, ranks: int, micros: int, *, interleave: int = 1, split: bool = False, prefire: bool = False
 ) -> Schedule:
-    """The named schedule with compute steps only. Settings are checked before (`settings.py`), the result by `validate`."""
+    """The named schedule, compute steps only. `settings.py` checks what is asked for, `validate.py` what comes out."""
     if name == "gpipe":
         schedule = gpipe(ranks, micros, split)
     elif name == "1f1b":

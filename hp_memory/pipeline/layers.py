@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,7 @@ def parse_ids(text: Any, count: int, path: str, what: str) -> tuple[int, ...]:
         ids += range(int(low), last + 1) if int(low) <= last else [int(low), last]
     if ids and max(ids) >= count:
         raise ConfigError(path, text, f"there are {what} 0-{count - 1}")
-    if any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
+    if any(a >= b for a, b in itertools.pairwise(ids)):
         raise ConfigError(path, text, f"{what} must ascend without repeats")
     return tuple(ids)
 

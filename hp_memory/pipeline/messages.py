@@ -130,7 +130,7 @@ class _Wires:
 
 
 def check_messages(schedule: Schedule, buffer: int | None = None) -> int:
-    """Run the schedule with its messages only and return the deepest queue between two ranks.
+    """Run the schedule with its messages only and return the deepest queue seen as ranks take turns.
 
     Args:
         schedule: with messages (``add_messages``).
@@ -141,7 +141,7 @@ def check_messages(schedule: Schedule, buffer: int | None = None) -> int:
         ScheduleError: a deadlock, a receive out of order, or a message that nobody takes.
     """
     wires = _Wires(schedule, buffer)
-    while any([wires.advance(rank) for rank in range(schedule.ranks)]):
+    while sum(wires.advance(rank) for rank in range(schedule.ranks)):
         pass
     stuck = [f"rank {r} at {wires.next(r)}" for r in range(schedule.ranks) if wires.next(r) is not None]
     if stuck:

@@ -101,7 +101,7 @@ class Schedule:
 def needs(step: Step, chunks: int, backward_of: dict[tuple[int, int], Op]) -> tuple[Step, ...]:
     """The compute steps that must have ended before ``step`` can start.
 
-    ``backward_of[(chunk, micro)]`` says whether that chunk runs ``B`` or ``BW``: the next chunk's gradient comes from it.
+    ``backward_of[(chunk, micro)]`` says whether that chunk runs ``B`` or ``BW``: its gradient comes from there.
     """
     chunk, micro = step.chunk, step.micro
     if step.op == "F":

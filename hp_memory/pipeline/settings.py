@@ -19,7 +19,7 @@ SESSIONS = ("none", "share", "keep", "release")
 
 @dataclass
 class StageLayout:
-    """Another layout for the layers of some stages, e.g. more saved on the last ranks, which hold fewer micro-batches."""
+    """Another layout for the layers of some stages: the last ranks hold fewer micro-batches and can save more."""
 
     stages: str = "???"
     """Ranks of the pipeline: ``"0"``, ``"0-1"`` or ``"2-"``."""
@@ -47,8 +47,8 @@ class PipelineSettings:
     prefire_recompute: bool = False
     """Replay before the gradient arrives instead of inside backward."""
     session: str = "share"
-    """What dx and dw share of a replay: ``share`` (dx retains, dw releases), ``keep`` (both retain, cleared at the end),
-    ``release`` (the first use releases: whole backward only), ``none`` (each replays for itself)."""
+    """What dx and dw share of a replay: ``share`` (dx retains, dw releases), ``keep`` (both retain, then
+    cleared), ``release`` (the first use releases: whole backward only), ``none`` (each replays for itself)."""
     overlap_p2p: bool = False
     overlap_b_f: bool = False
     """Overlap flags for MindFormers; the runner here is synchronous."""

@@ -54,7 +54,7 @@ class Timeline:
         return self.makespan - self.busy(rank)
 
     def own_idle(self, rank: int) -> float:
-        """Waiting between the rank's own first and last step (Zero Bubble's view: the optimizer step isn't a barrier)."""
+        """Waiting between the rank's own first and last step (Zero Bubble's view: the optimizer is no barrier)."""
         spans = self.of_rank(rank)
         return spans[-1].end - spans[0].start - self.busy(rank) if spans else 0.0
 
@@ -127,7 +127,7 @@ def run(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         ScheduleError: no rank can go on; says who waits for what.
     """
     clock = _Clock(schedule.only(COMPUTE), costs or Costs())
-    while any([clock.advance(rank) for rank in range(schedule.ranks)]):
+    while sum(clock.advance(rank) for rank in range(schedule.ranks)):
         pass
     if clock.blocked():
         raise ScheduleError(f"{schedule.name}: deadlock: {_explain_deadlock(clock)}")

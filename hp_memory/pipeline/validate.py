@@ -82,5 +82,5 @@ def _check_memory(schedule: Schedule, limit: int) -> None:
         peak = peak_in_flight(schedule, rank)
         if peak > limit:
             raise ScheduleError(
-                f"{schedule.name}: rank {rank} holds the activations of {peak} chunk forwards at once, the limit is {limit}"
+                f"{schedule.name}: rank {rank} holds {peak} chunk forwards at once, the limit is {limit}"
             )
