@@ -1,0 +1,124 @@
+"""What went wrong, from an exit code and the end of a log: kinds of failure as a table of what each one prints."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+TAIL_LINES = 20
+_READ = 65536  # Bytes from the end of a log that are looked at.
+
+# Kind -> what a log then contains. The first kind that matches wins: causes stand before their consequences.
+SIGNS: tuple[tuple[str, str], ...] = (
+    ("disk full", r"No space left on device|Errno 28|Disk quota exceeded"),
+    (
+        "out of memory",
+        r"[Oo]ut of [Mm]emory|MemoryError|[Mm]emory not enough|[Mm]emory isn't enough|Allocate memory failed"
+        r"|Malloc .*failed|EL0004|bad_alloc|Cannot allocate memory",
+    ),
+    ("config", r"ConfigError|^hp-memory: .*=|unrecognized arguments"),
+    ("missing package", r"ModuleNotFoundError|ImportError|No module named"),
+    ("port taken", r"[Aa]ddress already in use|bind .*failed|Failed to bind"),
+    ("cluster not built", r"not successfully spawned|[Ff]ailed to register|Topology build timed out|cluster topology"),
+    (
+        "communication time-out",
+        r"Launch kernel failed, name:.*(AllReduce|AllGather|ReduceScatter|AlltoAll|Send|Recv|Broadcast|Barrier)"
+        r"|Launch kernel failed, name:.*DistComm|Timed out node list|Time out nodes|EI0002|EI0006|HCCL.*timeout"
+        r"|[Cc]ollective.*timed? ?out|Receive .*timed? out|connect.*timed? ?out",
+    ),
+)
+CONSEQUENCES = ("communication time-out", "cluster not built")
+
+
+@dataclass
+class Failure:
+    """One rank's or one node's end."""
+
+    kind: str
+    node: int
+    rank: int | None = None
+    code: int | None = None
+    log: str = ""
+    tail: tuple[str, ...] = ()
+    where: str = ""
+    """Phase and region of the rank's last word, where it said so."""
+    missing: tuple[int, ...] = ()
+    """Ranks the others waited for in vain."""
+    by_us: bool = False
+    """Ended by msrun or by the supervision after another failure."""
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether another rank's failure probably caused it."""
+        return self.by_us or self.kind in CONSEQUENCES
+
+    def in_words(self) -> str:
+        """One line: who, what, where."""
+        who = f"rank {self.rank} (node {self.node})" if self.rank is not None else f"node {self.node}"
+        code = f", {code_in_words(self.code)}" if self.code is not None else ""
+        missing = f"; missing ranks: {', '.join(map(str, self.missing))}" if self.missing else ""
+        return f"{who} failed: {self.kind}{self.where and f' in {self.where}'}{code}{missing}"
+
+    def to_dict(self) -> dict:
+        """Plain data for the wire and the report."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict) -> Failure:
+        """The inverse of ``to_dict``, after JSON has made lists of the tuples."""
+        return cls(**data | {"tail": tuple(data["tail"]), "missing": tuple(data["missing"])})
+
+
+def code_in_words(code: int) -> str:
+    """``exit code 3`` or ``killed by SIGKILL``."""
+    if code >= 0:
+        return f"exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"killed by {known.get(-code, f'signal {-code}')}"
+
+
+def kind_of(text: str, code: int | None) -> str:
+    """The kind of a failure from the end of a log and the exit code."""
+    for kind, pattern in SIGNS:
+        if re.search(pattern, text, re.MULTILINE):
+            return kind
+    if code == -signal.SIGKILL:
+        return "killed (by someone, or by the kernel for lack of host memory: see dmesg)"
+    if code == 2:
+        return "config"
+    return "crash"
+
+
+def missing_ranks(text: str) -> tuple[int, ...]:
+    """The ranks the scheduler lists as lost: ``Timed out node list is: {3}`` or ``Time out nodes are: ['3']``."""
+    found: set[int] = set()
+    for match in re.finditer(r"Time(?:d)? out node(?: list is|s are)\D{0,4}([^\n}\]]*)", text):
+        found.update(int(number) for number in re.findall(r"\d+", match.group(1)))
+    return tuple(sorted(found))
+
+
+def end_of(log: str | Path) -> str:
+    """The last part of a log; empty where there is none."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _READ))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def tail(text: str, lines: int = TAIL_LINES) -> tuple[str, ...]:
+    """The lines a person needs: from the last traceback on, else simply the last ones."""
+    found = [line.rstrip() for line in text.splitlines() if line.strip()]
+    starts = [i for i, line in enumerate(found) if line.startswith("Traceback (most recent call last)")]
+    return tuple(found[starts[-1] if starts else 0 :][-lines:])
+
+
+def first_cause(failures: Iterable[Failure]) -> Failure:
+    """The failure to name: the earliest that isn't another one's consequence, else the earliest."""
+    ordered = list(failures)
+    return next((failure for failure in ordered if not failure.is_consequence), ordered[0])

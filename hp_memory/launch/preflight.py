@@ -1,0 +1,275 @@
+"""Checks before anything is started: the plan by itself, then every node, in one table."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from hp_memory.errors import ConfigError
+from hp_memory.launch import environment, hosts
+from hp_memory.launch.channel import Channel
+from hp_memory.launch.plan import LaunchPlan
+from hp_memory.launch.probe import TOKEN
+
+# A node's Python has to start and answer; slow shared file systems need their time.
+ANSWER = 60.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table. ``bad`` refuses the launch, ``warn`` only says so."""
+
+    name: str
+    status: str
+    text: str
+    key: str = "launch.nodes"
+    """The setting to change."""
+
+
+@dataclass
+class Answer:
+    """One node's answer, with the launcher's clock around it."""
+
+    rank: int
+    host: str
+    facts: dict | None
+    sent: float
+    received: float
+    error: str = ""
+
+    @property
+    def skew(self) -> float:
+        """Seconds the node's clock is off, at least: its time may lie anywhere between question and answer."""
+        there = self.facts["time"]
+        return max(self.sent - there, there - self.received, 0.0)
+
+
+def check(plan: LaunchPlan, parallel: Mapping[str, int] | None = None) -> None:
+    """What needs no node: another job's variables, sizes, addresses that can't work.
+
+    Args:
+        parallel: parallel dimension -> size; their product must divide the workers.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    environment.refuse_inherited(plan.inherited)
+    sizes = {name: size for name, size in (parallel or {}).items() if size > 1}
+    product = 1
+    for name, size in sizes.items():
+        product *= size
+        if plan.world_size % product:
+            why = f"{' x '.join(sizes)} = {_times(sizes)} doesn't divide {plan.world_size} workers"
+            raise ConfigError(f"parallel.{name}", size, why)
+    if plan.total_nodes == 1:
+        return
+    address = hosts.address_of(plan.master_addr)
+    if address is None:
+        raise ConfigError("launch.master_addr", plan.master_addr, "doesn't resolve to an IPv4 address")
+    far = [node for node in plan.nodes if not node.here]
+    if far and address.startswith("127."):
+        why = f"is this machine's own loopback address ({address}); {far[0].host} can't reach it"
+        raise ConfigError("launch.master_addr", plan.master_addr, why)
+
+
+def _times(sizes: Mapping[str, int]) -> str:
+    return " x ".join(str(size) for size in sizes.values())
+
+
+def preflight(plan: LaunchPlan) -> list[Check]:
+    """Asks every node and compares the answers; starts nothing that stays.
+
+    Writes ``<run_dir>/launch/token``, by which nodes recognise the run directory.
+    """
+    token = secrets.token_hex(8)
+    file = Path(plan.run_dir) / TOKEN
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(token)
+    except OSError as error:
+        raise ConfigError("run_dir", plan.run_dir, f"can't be written: {error.strerror}") from error
+    return judge(plan, ask(plan), token)
+
+
+def ask(plan: LaunchPlan) -> list[Answer]:
+    """Every node's answer, all asked at once."""
+    inbox: queue.Queue = queue.Queue()
+    sent = time.time()
+    channels = {node.rank: Channel(plan, node, _question(plan, node.rank), inbox) for node in plan.nodes}
+    answers: dict[int, Answer] = {}
+    deadline = time.monotonic() + ANSWER
+    while len(answers) < len(channels) and time.monotonic() < deadline:
+        try:
+            rank, facts = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if rank not in answers:
+            channel = channels[rank]
+            error = "" if facts else " / ".join(channel.errors()) or f"code {channel.process.wait()}"
+            answers[rank] = Answer(rank, channel.node.host, facts, sent, time.time(), error)
+    for channel in channels.values():
+        channel.close()
+    silent = [c.node for rank, c in channels.items() if rank not in answers]
+    late = [Answer(node.rank, node.host, None, sent, time.time(), f"no answer in {ANSWER:g} s") for node in silent]
+    return sorted([*answers.values(), *late], key=lambda answer: answer.rank)
+
+
+def _question(plan: LaunchPlan, rank: int) -> dict:
+    node = next(node for node in plan.nodes if node.rank == rank)
+    schedules = rank == 0 and plan.settings.launcher == "msrun"
+    return {
+        "do": "probe",
+        "run_id": plan.run_id,
+        "run_dir": plan.run_dir,
+        "env": node.env,
+        "python": plan.python,
+        "master_addr": plan.master_addr,
+        "port": plan.master_port if schedules else None,
+    }
+
+
+def judge(plan: LaunchPlan, answers: list[Answer], token: str) -> list[Check]:
+    """The table's lines from the nodes' answers."""
+    lost = [answer for answer in answers if answer.facts is None]
+    if lost:
+        text = "; ".join(f"{answer.host}: {answer.error}" for answer in lost)
+        return [Check("reachable", "bad", text)]
+    checks = [Check("reachable", "ok", f"{len(answers)} node(s)")]
+    checks += [
+        _same(answers, name) for name in ("python", "mindspore", "mindformers", "hyper-parallel", "cann", "driver")
+    ]
+    checks += [_same(answers, "package", "hp-memory")]
+    checks += [
+        _same(answers, name, read=lambda facts, name=name: facts["files"][name])
+        for name in ("config.yaml", "plan.json")
+    ]
+    checks += [_msrun(plan, answers), _devices(plan, answers), _inherited(answers), _leftovers(plan, answers)]
+    checks += [_port(plan, answers), _master(plan, answers), _clock(plan, answers), _run_dir(answers, token)]
+    return [*checks, _room(plan, answers, "disk"), _room(plan, answers, "host_memory")]
+
+
+def _by_value(answers: list[Answer], read: Callable[[dict], object]) -> dict[str, list[str]]:
+    """Value -> hosts that have it, commonest first."""
+    groups: dict[str, list[str]] = {}
+    for answer in answers:
+        value = read(answer.facts)
+        groups.setdefault("none" if value in (None, [], {}) else str(value), []).append(answer.host)
+    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+
+
+def _same(
+    answers: list[Answer], name: str, title: str | None = None, read: Callable[[dict], object] | None = None
+) -> Check:
+    groups = _by_value(answers, read or (lambda facts: facts[name]))
+    if len(groups) == 1:
+        return Check(title or name, "ok", next(iter(groups)))
+    text = "; ".join(f"{value} on {', '.join(found)}" for value, found in groups.items())
+    return Check(title or name, "bad", f"differs: {text}")
+
+
+def _only_bad(name: str, bad: list[str], good: str, key: str = "launch.nodes", status: str = "bad") -> Check:
+    return Check(name, status, "; ".join(bad), key) if bad else Check(name, "ok", good, key)
+
+
+def _msrun(plan: LaunchPlan, answers: list[Answer]) -> Check:
+    if plan.settings.launcher == "process":
+        return Check("msrun", "ok", "not used")
+    bad = [f"{a.host}: not found beside {plan.python}" for a in answers if a.facts["msrun"] is None]
+    return _only_bad("msrun", bad, "found", "launch.python")
+
+
+def _devices(plan: LaunchPlan, answers: list[Answer]) -> Check:
+    wanted = len(plan.nodes[0].ranks)
+    kinds = {"Ascend" if a.facts["devices"] else "CPU" for a in answers}
+    if plan.settings.device == "CPU" or (plan.settings.device == "auto" and kinds == {"CPU"}):
+        return Check("devices", "ok", "CPU")
+    bad = [
+        f"{a.host}: {wanted} workers, visible devices {a.facts['devices'] or 'none'}"
+        for a in answers
+        if len(a.facts["devices"]) < wanted
+    ]
+    return _only_bad("devices", bad, f"{wanted} of each node's", "launch.workers_per_node")
+
+
+def _inherited(answers: list[Answer]) -> Check:
+    bad = [
+        f"{a.host}: {' '.join(f'{k}={v}' for k, v in a.facts['inherited'].items())}"
+        for a in answers
+        if a.facts["inherited"]
+    ]
+    return _only_bad("environment", bad, "no other job's variables", "environment")
+
+
+def _leftovers(plan: LaunchPlan, answers: list[Answer]) -> Check:
+    own = {a.host: [p["pid"] for p in a.facts["leftovers"] if p["run_id"] == plan.run_id] for a in answers}
+    others = {a.host: [p["pid"] for p in a.facts["leftovers"] if p["run_id"] != plan.run_id] for a in answers}
+    bad = [f"{host}: this run's processes {pids} are still there" for host, pids in own.items() if pids]
+    if bad:
+        return _only_bad("other jobs", bad, "", "run_dir")
+    # Two jobs on the same devices can't work; on CPUs they only share the cores.
+    on_devices = plan.settings.device == "Ascend" or any(a.facts["devices"] for a in answers)
+    found = [f"{host}: MindSpore processes {pids}" for host, pids in others.items() if pids]
+    return _only_bad("other jobs", found, "none", status="bad" if on_devices else "warn")
+
+
+def _port(plan: LaunchPlan, answers: list[Answer]) -> Check:
+    bad = [f"{a.host}: port {plan.master_port} is in use" for a in answers if a.facts["port_free"] is False]
+    return _only_bad("port", bad, str(plan.master_port), "launch.master_port")
+
+
+def _master(plan: LaunchPlan, answers: list[Answer]) -> Check:
+    unresolved = [f"{a.host} can't resolve {plan.master_addr}" for a in answers if a.facts["master_address"] is None]
+    far = {node.rank for node in plan.nodes if not node.here}
+    # Debian's /etc/hosts gives a machine's own name a loopback address: its scheduler would listen where no one comes.
+    loop = [
+        f"{a.host} resolves {plan.master_addr} to its own {a.facts['master_address']}"
+        for a in answers
+        if far and not unresolved and a.facts["master_address"].startswith("127.")
+    ]
+    return _only_bad("scheduler's address", unresolved or loop, plan.master_addr, "launch.master_addr")
+
+
+def _clock(plan: LaunchPlan, answers: list[Answer]) -> Check:
+    limit = plan.settings.max_clock_skew
+    bad = [f"{a.host}: {a.skew:.0f} s off" for a in answers if a.skew > limit]
+    return _only_bad("clock", bad, f"within {limit:g} s", "launch.max_clock_skew")
+
+
+def _run_dir(answers: list[Answer], token: str) -> Check:
+    bad = [
+        f"{a.host}: doesn't see it; it must be on a file system all nodes share"
+        for a in answers
+        if a.facts["token"] != token
+    ]
+    bad = bad or [f"{a.host}: can't write it" for a in answers if not a.facts["writable"]]
+    return _only_bad("run directory", bad, "shared and writable", "run_dir")
+
+
+def _room(plan: LaunchPlan, answers: list[Answer], what: str) -> Check:
+    setting, fact = f"min_{what}_gib", f"{what.removeprefix('host_')}_gib"
+    least = getattr(plan.settings, setting)
+    bad = [f"{a.host}: {a.facts[fact]:.2f} GiB free, {least:g} needed" for a in answers if a.facts[fact] < least]
+    lowest = min(a.facts[fact] for a in answers)
+    return _only_bad(what.replace("_", " "), bad, f"{lowest:.1f} GiB free", f"launch.{setting}")
+
+
+def table(checks: list[Check]) -> Table:
+    """The checks as a table for people."""
+    marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "bad": "[red]BAD[/]"}
+    shown = Table("check", "", "found", title="Before the start", title_justify="left")
+    for line in checks:
+        shown.add_row(line.name, marks[line.status], line.text)
+    return shown
+
+
+def refuse(checks: list[Check]) -> None:
+    """Raises ConfigError for the first bad line."""
+    for line in checks:
+        if line.status == "bad":
+            raise ConfigError(line.key, line.name, line.text)
