@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +15,18 @@ from hp_memory.models.sites import BlockSites, Site
 
 How = Literal["boundary", "saved", "saved as one", "replayed", "named"]
 _MARK = "_hp_memory_receipt"
+
+
+@dataclass(frozen=True)
+class Wrappers:
+    """What a place is wrapped with; called with the target and ``name=``, ``saved`` with ``save_output=`` too."""
+
+    boundary: Callable[..., Any] = checkpoint_wrapper
+    saved: Callable[..., Any] = checkpoint_exclude_wrapper
+    named: Callable[..., Any] = region
+
+
+NATIVE = Wrappers()
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,7 @@ class Receipt:
         return asdict(self)
 
 
-def install(model: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites]) -> Receipt:
+def install(model: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites], wrappers: Wrappers = NATIVE) -> Receipt:
     """Applies ``plan`` to ``model`` in place.
 
     Everything is checked before the first change, so that a refusal leaves the model as it was.
@@ -66,6 +78,7 @@ def install(model: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites]) 
         model: the model; parameter names, checkpoint keys and ``cells_and_names`` stay what they are.
         plan: made for this model's fingerprint; a pipeline stage may hold only some of its layers.
         blocks: the region map: where each block and each of its regions is.
+        wrappers: other wrappers than this package's own, or these with further options.
 
     Raises:
         InstallError: a second installation, a block the plan doesn't know, or a region without a place to wrap.
@@ -78,7 +91,7 @@ def install(model: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites]) 
     _refuse_shared_places(blocks)
     receipt = Receipt(plan.hash(), not_applied=dict(plan.fingerprint.absent))
     for block, layer in work:
-        receipt.wrapped += _install_block(block, layer)
+        receipt.wrapped += _install_block(block, layer, wrappers)
     object.__setattr__(model, _MARK, receipt)
     return receipt
 
@@ -111,17 +124,17 @@ def _refuse_shared_places(blocks: Sequence[BlockSites]) -> None:
         seen[place] = site.path
 
 
-def _install_block(block: BlockSites, plan: LayerPlan) -> list[Wrapped]:
+def _install_block(block: BlockSites, plan: LayerPlan, wrappers: Wrappers) -> list[Wrapped]:
     boundary = bool(plan.layout.replays([r for site in block.sites for r in site.regions]))
     merged = _merged_sites(block, plan) if boundary else ()
     done = []
     for site in block.sites:
         how = _how(site, plan, boundary, merged)
         if how is not None:
-            _wrap(site, plan, how)
+            _wrap(site, plan, how, wrappers)
             done.append(Wrapped(site.path, plan.layer, site.regions, how))
     if boundary:
-        _replace(block.container, block.key, checkpoint_wrapper(_get(block), name=f"layers.{plan.layer}"))
+        _replace(block.container, block.key, wrappers.boundary(_get(block), name=f"layers.{plan.layer}"))
         done.insert(0, Wrapped(block.path, plan.layer, (), "boundary"))
     return done
 
@@ -145,16 +158,16 @@ def _how(site: Site, plan: LayerPlan, boundary: bool, merged: Sequence[Site]) ->
     return "saved" if plan.layout.action(site.regions[0]) == "save" else "replayed"
 
 
-def _wrap(site: Site, plan: LayerPlan, how: How) -> None:
+def _wrap(site: Site, plan: LayerPlan, how: How, wrappers: Wrappers) -> None:
     regions = site.regions[0] if len(site.regions) == 1 else f"{site.regions[0]}..{site.regions[-1]}"
     name = f"layers.{plan.layer}/{regions}"
     target = getattr(site.owner, site.attr)
     if how in ("saved", "saved as one"):
         # None lets the wrapper find out by itself whether a replay reads the output.
         keep = True if plan.layout.keep_outputs else None
-        _replace(site.owner, site.attr, checkpoint_exclude_wrapper(target, name=name, save_output=keep))
+        _replace(site.owner, site.attr, wrappers.saved(target, name=name, save_output=keep))
     else:
-        _replace(site.owner, site.attr, region(target, name=name))
+        _replace(site.owner, site.attr, wrappers.named(target, name=name))
 
 
 def _get(block: BlockSites) -> nn.Cell:
