@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import rich.console
 
 from hp_memory.report.environment import environment
@@ -12,7 +14,7 @@ TABLE = Table("Layouts", ["layout", "held"], [["none", "2.00 MiB"], ["full <x>",
 
 
 def test_a_table_shows_the_same_cells_everywhere():
-    console = rich.console.Console(width=100, record=True, file=open("/dev/null", "w"))
+    console = rich.console.Console(width=100, record=True, file=io.StringIO())
     console.print(TABLE.rich())
     for text in (console.export_text(), TABLE.markdown()):
         assert all(cell in text for row in TABLE.rows for cell in row)
