@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from mindspore import Tensor, mint, ops
 from mindspore.common._grad_function import _Function
 
+_right_turned = ops.MatMul(transpose_b=True)
+_left_turned = ops.MatMul(transpose_a=True)
+
 
 class _GroupedMatmul(_Function):
     """Saves what the Ascend primitive's backward reads: x, the weights and the group list."""
@@ -20,8 +23,8 @@ class _GroupedMatmul(_Function):
     def backward(ctx, grad):
         x, weight, group_list = ctx.saved_tensors
         groups = list(_groups(group_list))
-        dx = _rows([mint.matmul(grad[a:b], weight[g].T) for g, a, b in groups], (weight.shape[1],), x)
-        parts = {g: mint.matmul(x[a:b].T, grad[a:b]) for g, a, b in groups}
+        dx = _rows([_right_turned(grad[a:b], weight[g]) for g, a, b in groups], (weight.shape[1],), x)
+        parts = {g: _left_turned(x[a:b], grad[a:b]) for g, a, b in groups}
         zero = ops.zeros(weight.shape[1:], weight.dtype)
         dweight = [parts.get(g, zero).reshape(1, *weight.shape[1:]) for g in range(weight.shape[0])]
         return dx, mint.cat(dweight, 0), None
@@ -60,17 +63,22 @@ class _Swiglu(_Function):
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
-        gate, up = mint.chunk(x, 2, -1)
+        gate, up = _halves(x)
         return gate * mint.sigmoid(gate) * up
 
     @staticmethod
     def backward(ctx, grad):
         (x,) = ctx.saved_tensors
-        gate, up = mint.chunk(x, 2, -1)
+        gate, up = _halves(x)
         sigmoid = mint.sigmoid(gate)
         silu = gate * sigmoid
         dgate = grad * up * (sigmoid + silu * (1 - sigmoid))
         return mint.cat((dgate, grad * silu), -1)
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up = mint.chunk(x, 2, -1)
+    return gate.contiguous(), up.contiguous()
 
 
 def swiglu(x: Tensor) -> Tensor:

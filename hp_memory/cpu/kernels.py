@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from hp_memory.cpu.attention import causal_attention
 from hp_memory.cpu.experts import grouped_matmul, swiglu
-from hp_memory.cpu.norm import rms_norm, rotary_qkv
+from hp_memory.cpu.loss import cross_entropy
+from hp_memory.cpu.norm import rms_norm
+from hp_memory.cpu.rotary import rotary_qkv
 from hp_memory.cpu.routing import count_per_expert, reorder, token_permute, token_unpermute, topk
 
 __all__ = [
     "causal_attention",
     "count_per_expert",
+    "cross_entropy",
     "grouped_matmul",
     "reorder",
     "rms_norm",

@@ -6,6 +6,8 @@ import numpy as np
 from mindspore import Tensor, mint, ops
 from mindspore.common._grad_function import _Function
 
+from hp_memory.cpu.shapes import spread_column, take_rows
+
 
 class _TopK(_Function):
     """Saves the chosen indices only."""
@@ -54,8 +56,8 @@ class _TokenPermute(_Function):
     @staticmethod
     def backward(ctx, grad, _):
         (places,) = ctx.saved_tensors
-        copies = ops.gather(grad, places, 0).reshape(-1, ctx.k, grad.shape[1])
-        return mint.sum(copies, 1), None
+        copies = [ops.gather(grad, place, 0) for place in _columns(places.reshape(-1, ctx.k))]
+        return sum(copies[1:], copies[0]), None
 
 
 def token_permute(x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,20 +79,29 @@ class _TokenUnpermute(_Function):
     @staticmethod
     def forward(ctx, rows, places, probs):
         ctx.save_for_backward(rows, places, probs)
-        return mint.sum(_copies(rows, places, probs) * probs.reshape(*probs.shape, 1), 1)
+        weights = [spread_column(column.reshape(-1, 1), rows.shape[1]) for column in _columns(probs)]
+        parts = [copy * weight for copy, weight in zip(_copies(rows, places, probs), weights, strict=True)]
+        return sum(parts[1:], parts[0])
 
     @staticmethod
     def backward(ctx, grad):
         rows, places, probs = ctx.saved_tensors
-        grad = grad.reshape(grad.shape[0], 1, grad.shape[1])
-        dprobs = mint.sum(_copies(rows, places, probs) * grad, -1)
-        dcopies = (grad * probs.reshape(*probs.shape, 1)).reshape(rows.shape)
-        order = np.argsort(places.asnumpy(), kind="stable").astype(np.int32)
-        return ops.gather(dcopies, Tensor(order), 0), None, dprobs
+        dprobs = [mint.sum(copy * grad, -1, True) for copy in _copies(rows, places, probs)]
+        order = np.argsort(places.asnumpy(), kind="stable")
+        token = Tensor((order // probs.shape[1]).astype(np.int32))
+        weight = ops.gather(probs.reshape(-1, 1), Tensor(order.astype(np.int32)), 0)
+        drows = ops.gather(grad, token, 0) * spread_column(weight, rows.shape[1])
+        return drows, None, mint.cat(dprobs, 1)
 
 
-def _copies(rows: Tensor, places: Tensor, probs: Tensor) -> Tensor:
-    return ops.gather(rows, places, 0).reshape(*probs.shape, rows.shape[1])
+def _copies(rows: Tensor, places: Tensor, probs: Tensor) -> list[Tensor]:
+    """For each j the j-th copy of every token: k tensors (T, H)."""
+    return [ops.gather(rows, place, 0) for place in _columns(places.reshape(probs.shape))]
+
+
+def _columns(x: Tensor) -> list[Tensor]:
+    """(T, k) as k contiguous (T,)."""
+    return [column.reshape(-1).contiguous() for column in mint.split(x, 1, 1)]
 
 
 def token_unpermute(rows: Tensor, places: Tensor, probs: Tensor) -> Tensor:
@@ -104,16 +115,12 @@ class _Reorder(_Function):
     @staticmethod
     def forward(ctx, x, order, back):
         ctx.save_for_backward(back)
-        return _take(x, order)
+        return take_rows(x, order)
 
     @staticmethod
     def backward(ctx, grad):
         (back,) = ctx.saved_tensors
-        return _take(grad, back), None, None
-
-
-def _take(x: Tensor, order: Tensor) -> Tensor:
-    return ops.gather(x, order, 0) if x.shape[0] else x + 0
+        return take_rows(grad, back), None, None
 
 
 def reorder(x: Tensor, order: Tensor, back: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Tensor, mint, nn, ops
 
+from hp_memory.models import devices
 from hp_memory.models.groups import ALONE, Group
 from hp_memory.models.reference.attention import Attention
 from hp_memory.models.reference.init import initialise
@@ -102,4 +103,4 @@ def build(
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross entropy in nats: logits (B*S, V), labels (B, S) or (B*S,) int32."""
-    return ops.cross_entropy(logits, labels.reshape(-1).astype(ms.int32))
+    return devices.kernels().cross_entropy(logits, labels.reshape(-1).astype(ms.int32))

@@ -52,7 +52,7 @@ class Router(nn.Cell):
         return _WithLoss.apply(probs, self._balance_loss(scores, counts)), indices, counts
 
     def _balance_loss(self, scores: Tensor, counts: Tensor) -> Tensor:
-        """coeff * E * sum_e(share of choices of e * mean score of e), 1 * coeff if balanced (Switch Transformer, eq. 4)."""
+        """coeff * E * sum_e(share of choices of e * mean score of e): coeff if balanced (Switch Transformer)."""
         share = counts.astype(mstype.float32) / (scores.shape[0] * self.settings.top_k)
         scale = self.settings.aux_loss_coeff * self.settings.num_experts
         return mint.sum(mint.mean(scores, 0) * share) * scale
