@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from hp_memory.errors import ConfigError, HPMemoryError, nearest
+from hp_memory.errors import ConfigError, HPMemoryError
 
 COMMANDS = {
     "train": "train the reference model, or MindFormers with our callback",
@@ -20,9 +21,6 @@ COMMANDS = {
     "doctor": "what this machine has and what will work",
 }
 ACTIONS = {"offload": ("plan", "advise", "timeline", "verify"), "dryrun": ("compare-run",)}
-
-# Hydra's own flags: they show something and run nothing.
-_SHOW = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -50,15 +48,9 @@ def _dispatch(args: list[str]) -> int:
         raise ConfigError("command", command, "no such command", COMMANDS)
     actions = ACTIONS.get(command, ())
     action = rest.pop(0) if rest and rest[0] in actions else None
-    if rest and _is_word(rest[0]):
-        raise ConfigError(f"{command}", rest[0], "an override is written key=value", actions)
-    if command == "offload" and action is None and not _SHOW & set(rest):
-        raise ConfigError(command, "", "say what to do with the graph", actions)
+    if rest and "=" not in rest[0] and not rest[0].startswith(("-", "~")):
+        raise ConfigError(command, rest[0], "an override is written key=value", actions)
     return _run(command, action, rest)
-
-
-def _is_word(arg: str) -> bool:
-    return "=" not in arg and not arg.startswith(("-", "~"))
 
 
 def _usage() -> str:
@@ -69,10 +61,11 @@ def _usage() -> str:
 
 
 def _run(command: str, action: str | None, args: list[str]) -> int:
+    # Hydra and the command's own modules are loaded when they are needed: `--help` answers at once.
     from hp_memory import hydra_app
 
-    run = importlib.import_module(f"hp_memory.commands.{command}").run if not _SHOW & set(args) else None
-    return hydra_app.run(command, args, run, action)
+    def body(cfg: Any) -> int:
+        run = importlib.import_module(f"hp_memory.commands.{command}").run
+        return run(cfg, action) if command in ACTIONS else run(cfg)
 
-
-__all__ = ["ACTIONS", "COMMANDS", "main", "nearest"]
+    return hydra_app.run(command, args, body)

@@ -9,6 +9,7 @@ from typing import Any
 
 import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -19,11 +20,9 @@ from hp_memory import config
 from hp_memory.errors import ConfigError
 from hp_memory.paths import config_dir
 
-_SWEEP_FLAGS = {"-m", "--multirun"}
 
-
-def run(command: str, args: list[str], body: Callable[..., int] | None, action: str | None = None) -> int:
-    """Composes, checks and runs ``command``; with Hydra's showing flags (``body`` None) only shows.
+def run(command: str, args: list[str], body: Callable[[Any], int]) -> int:
+    """Composes, checks and runs ``command``; with Hydra's showing flags (``--cfg``, ``--help``) only shows.
 
     Returns:
         The worst exit code among the jobs of a sweep.
@@ -32,14 +31,14 @@ def run(command: str, args: list[str], body: Callable[..., int] | None, action: 
         ConfigError: for any override, file or value that the command's config can't take.
     """
     config.register()
-    overrides = [a for a in args if not a.startswith("-") or "=" in a.split("-")[0]]
-    if "--hydra-help" not in args:
-        for job in _jobs(overrides, bool(_SWEEP_FLAGS & set(args))):
+    flags = get_args_parser().parse_args(args)
+    if not (flags.help or flags.hydra_help):
+        for job in _jobs(flags.overrides, flags.multirun):
             compose(command, job)
     codes: list[int] = []
 
     def task(cfg: DictConfig) -> None:
-        codes.append(body(to_object(cfg)) if action is None else body(to_object(cfg), action))  # type: ignore[misc]
+        codes.append(body(to_object(cfg)))
 
     sys.argv = [f"hp-memory {command}", *args]
     hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(task)()
