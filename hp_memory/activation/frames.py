@@ -1,0 +1,56 @@
+"""Which checkpointed call this thread is in, and whether it is the forward or a replay.
+
+A frame lives on the stack of the thread that runs the call. Nothing is inherited by other threads: a backward may run
+on a thread that never saw the forward, and the replay opens its own frame there.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+
+class Frame:
+    """One run of a checkpointed call: the forward, or one of its replays."""
+
+    __slots__ = ("bound", "cursor", "guarded", "inside", "invocation", "lent", "packed", "reads", "replaying")
+
+    def __init__(self, invocation: Any, replaying: bool) -> None:
+        self.invocation = invocation
+        self.replaying = replaying
+        self.cursor = 0  # the next excluded call
+        self.packed = 0  # tensors saved outside excluded regions so far
+        self.inside = None  # the excluded region whose body runs now
+        self.guarded: list = []  # forward: (tensor, version, region, what), checked at the end
+        self.bound: list = []  # replay: (tensor, version, region), checked at the end
+        self.lent: list = []  # replay: stand-ins handed out for elided outputs
+        self.reads: set | None = None  # forward that learns: (record, leaf) of outputs read by replayed operations
+
+
+class _Stack(threading.local):
+    frame: Frame | None = None
+
+
+_stack = _Stack()
+
+
+def current() -> Frame | None:
+    """The innermost frame of this thread, None outside every checkpointed call."""
+    return _stack.frame
+
+
+def enter(frame: Frame) -> Frame | None:
+    """Makes ``frame`` current; returns the one to give back to :func:`leave`."""
+    before = _stack.frame
+    _stack.frame = frame
+    return before
+
+
+def leave(before: Frame | None) -> None:
+    _stack.frame = before
+
+
+def is_recomputing() -> bool:
+    """True while this thread replays a checkpointed call; False in the forward and outside checkpoints."""
+    frame = _stack.frame
+    return frame is not None and frame.replaying

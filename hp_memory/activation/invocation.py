@@ -1,0 +1,230 @@
+"""One forward of a checkpointed call, and its replays."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from hp_memory.activation import elision, frames, native, observing
+from hp_memory.activation.slots import Slot, unpack
+from hp_memory.activation.trees import call_tensors
+from hp_memory.errors import ReplayError
+
+
+class _Stop(Exception):
+    pass
+
+
+class Invocation(native.RecomputeHandle):
+    """State of one checkpointed call: what its replay starts from and what it has to give.
+
+    It is also MindSpore's recompute handle of the call, so that schedules which collect handles and fire them before
+    backward (``handle.recompute(session_id)``) work with it.
+    """
+
+    def __init__(self, boundary: Any, args: tuple, kwargs: dict) -> None:
+        override = native.early_stop_override()
+        super().__init__(None, boundary.early_stop if override is None else override)
+        self.boundary = boundary
+        self.slots: list[weakref.ref] = []  # in the order the forward saved
+        self.records: list = []  # excluded calls, in order
+        self.held_by_session = False
+        self.token = object()
+        self.contexts = boundary.context_fn() if boundary.context_fn else None
+        self.rng = native.get_rng_state()
+        self.amp = native.get_curr_amp_strategy()
+        self.modes = [cell.training for cell in boundary.cells]
+        self._keep_inputs(args, kwargs)
+        collected = native.collector()
+        if collected is not None:
+            collected.append(self)
+
+    # -- inputs ----------------------------------------------------------------------------------------------------
+
+    def _keep_inputs(self, args: tuple, kwargs: dict) -> None:
+        if native.hooks_active():
+            # Somebody outside packs what is saved (an offload, an outer checkpoint, an observation): let it.
+            with observing.label(self.boundary.name, "block input"):
+                self.input_node = native.InputSaver.apply(native.empty_trigger(), kwargs, *args)
+            self.versions = ()
+            return
+        self.wrap_original_inputs(*args, **kwargs)
+        self.versions = tuple((tensor, tensor._version) for _, tensor in call_tensors(args, kwargs))
+
+    def _inputs(self) -> tuple[list, dict]:
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                raise ReplayError(
+                    f"an input of {self.boundary.name} was written in place between its forward and its replay; "
+                    "clone it before the block, or write to the clone"
+                )
+        kwargs, *args = self.recover_inputs()
+        return args, kwargs
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def forward(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
+        """Runs ``fn`` once, keeping slots in place of what it saves outside excluded regions."""
+        frame = frames.Frame(self, replaying=False)
+        slots = self.slots
+
+        def pack(_tensor: Any) -> Slot:
+            slot = Slot(self, 1)
+            slots.append(weakref.ref(slot))
+            return slot
+
+        learner = elision.learn(frame)
+        before = frames.enter(frame)
+        try:
+            with native.hooks(pack, unpack), learner, _first(self.contexts):
+                out = fn(*args, **kwargs)
+        finally:
+            frames.leave(before)
+        elision.settle(frame)
+        _check_unwritten(frame.guarded)
+        self.forward_completed = True
+        return out
+
+    # -- replay ----------------------------------------------------------------------------------------------------
+
+    def fill_on_demand(self, slot: Slot, session: Any) -> None:
+        """Replays because backward reads ``slot`` and it is empty."""
+        if session is None:
+            self.held_by_session = False
+            self.replay()
+        else:
+            if self.is_recomputed[session.session_id]:
+                raise ReplayError(
+                    f"recompute session {session.session_id!r} has already handed out this tensor of "
+                    f"{self.boundary.name} for the last time; every backward but the last needs retain_on_unpack=True"
+                )
+            self.recompute(session.session_id)
+        if slot.value is None:
+            raise ReplayError(
+                f"the replay of {self.boundary.name} did not reproduce a tensor its backward reads: "
+                "control flow changed between forward and replay"
+            )
+
+    def recompute(self, recompute_key: Any) -> None:
+        """Replays ahead of backward, once per session; also what schedules call on a collected handle."""
+        if native.current_session() is not None:
+            native.session_handles[recompute_key].add(self)
+        if self.is_recomputed[recompute_key]:
+            return
+        self.held_by_session = True
+        self.replay()
+        self.is_recomputed[recompute_key] = True
+
+    def clear_session(self, session_id: Any) -> None:
+        """Drops what a session still holds of this call."""
+        self.is_recomputed.pop(session_id, None)
+        self.held_by_session = False
+        for slot in self._live_slots():
+            slot.value = None
+
+    def _live_slots(self) -> list[Slot]:
+        refs = [*self.slots, *(binding.slot for record in self.records for binding in record.bindings)]
+        return [slot for slot in (ref() for ref in refs) if slot is not None]
+
+    def replay(self) -> None:
+        """Runs the call again from its inputs and fills the slots that backward can still read."""
+        args, kwargs = self._inputs()
+        frame = frames.Frame(self, replaying=True)
+        before = frames.enter(frame)
+        finished = False
+        try:
+            with _forward_state(self), native.replay_graph(), native.hooks(self._refill(frame), unpack):
+                self.boundary.fn(*args, **kwargs)
+            finished = True
+        except _Stop:
+            pass
+        except Exception as error:
+            elision.explain(frame, error)
+            raise
+        finally:
+            frames.leave(before)
+        self._check_replay(frame, finished)
+
+    def _refill(self, frame: frames.Frame) -> Callable:
+        slots, last = self.slots, self._last_bound_record()
+
+        def pack(tensor: Any) -> Any:
+            i = frame.packed
+            if i >= len(slots):
+                raise ReplayError(
+                    f"the replay of {self.boundary.name} saves more tensors than its forward: "
+                    "control flow changed between forward and replay"
+                )
+            frame.packed = i + 1
+            slot = slots[i]()
+            if slot is not None:
+                slot.fill(tensor.data)
+            # A region behind the last saved tensor still has inputs to receive.
+            if self.early_stop and frame.packed == len(slots) and frame.cursor > last:
+                raise _Stop
+            return tensor
+
+        return pack
+
+    def _last_bound_record(self) -> int:
+        return max((i for i, record in enumerate(self.records) if record.bindings), default=-1)
+
+    def _check_replay(self, frame: frames.Frame, finished: bool) -> None:
+        elision.check_unread(frame)
+        for tensor, version, region in frame.bound:
+            if tensor._version != version:
+                raise ReplayError(
+                    f"an input that excluded region {region.name} saves is written in place after the region; "
+                    "clone it before the write, or don't exclude this region"
+                )
+        if finished and (frame.packed, frame.cursor) != (len(self.slots), len(self.records)):
+            raise ReplayError(
+                f"the replay of {self.boundary.name} saved {frame.packed} tensors and called {frame.cursor} excluded "
+                f"regions, its forward {len(self.slots)} and {len(self.records)}: "
+                "control flow changed between forward and replay"
+            )
+
+
+def _check_unwritten(guarded: list) -> None:
+    for tensor, version, region, what in guarded:
+        if tensor._version != version:
+            raise ReplayError(
+                f"{what} of excluded region {region.name} was written in place after it was saved; "
+                "clone it before the write, or don't exclude this region"
+            )
+
+
+def _first(contexts: tuple | None) -> contextlib.AbstractContextManager:
+    return contexts[0] if contexts else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _forward_state(invocation: Invocation):
+    """Random state, mixed precision and train flags as they were in the forward, for the time of a replay."""
+    cells = invocation.boundary.cells
+    modes, rng = [cell.training for cell in cells], native.get_rng_state()
+    native.set_rng_state(invocation.rng)
+    _set_modes(cells, modes, invocation.modes)
+    try:
+        with contextlib.ExitStack() as stack:
+            if invocation.amp:
+                stack.enter_context(native.amp_decorator(invocation.amp))
+            if invocation.contexts:
+                stack.enter_context(_again(invocation.contexts[1]))
+            yield
+    finally:
+        _set_modes(cells, invocation.modes, modes)
+        native.set_rng_state(rng)
+
+
+def _set_modes(cells: tuple, now: list[bool], wanted: list[bool]) -> None:
+    if now != wanted:
+        for cell, mode in zip(cells, wanted, strict=True):
+            cell.training = mode
+
+
+def _again(context: Any) -> Any:
+    """A context manager made by ``@contextmanager`` serves once; a second replay needs a new one."""
+    return context._recreate_cm() if isinstance(context, contextlib._GeneratorContextManager) else context

@@ -1,0 +1,117 @@
+"""The names of MindSpore 2.10 this package stands on that aren't public, in one place.
+
+Everything here was measured on the CPU wheel of 2.10.0; a newer MindSpore is checked against this file first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+from mindspore import nn, ops
+from mindspore._c_expression import Cell_
+from mindspore._c_expression.amp import get_curr_amp_strategy
+from mindspore.common.generator import get_rng_state, set_rng_state
+from mindspore.graph.api import _pynative_executor as executor
+from mindspore.ops.auto_generate import as_strided
+from mindspore.train.amp import AmpDecorator
+
+__all__ = [
+    "Cell_",
+    "InputSaver",
+    "RecomputeHandle",
+    "amp_decorator",
+    "as_strided",
+    "collector",
+    "current_session",
+    "early_stop_override",
+    "empty_trigger",
+    "get_curr_amp_strategy",
+    "get_rng_state",
+    "hooks",
+    "hooks_active",
+    "parameter_storages",
+    "recording",
+    "replay_graph",
+    "session_handles",
+    "set_rng_state",
+]
+
+# The package attribute of this name is the public function, so the module has to be asked for.
+_recompute = importlib.import_module("mindspore.common.recompute")
+
+RecomputeHandle = _recompute._RecomputeHandle
+InputSaver = _recompute._InputSaver
+session_handles = _recompute._recompute_session_handles
+
+current_session = _recompute._recompute_session.get
+collector = _recompute._recompute_handle_collector.get
+hooks_active = executor.is_saved_tensor_hook_active
+
+
+def early_stop_override() -> bool | None:
+    """What MindSpore's own early-stop context manager asks for, None outside it."""
+    return _recompute._enable_recompute_early_stop
+
+
+def recording() -> bool:
+    """True while operations are recorded for a backward: a grad function runs its forward."""
+    return executor.grad_flag() and executor.enable_grad()
+
+
+class hooks:
+    """``ms.saved_tensors_hooks`` without the checks of its decorator, which cost more than the rest of it."""
+
+    __slots__ = ("_executor", "_pair", "_pipelined")
+
+    def __init__(self, pack, unpack) -> None:
+        self._pair = (pack, unpack)
+        self._executor = executor._executor
+
+    def __enter__(self) -> None:
+        self._pipelined = not self._executor.disable_frontend_and_bprop_pipeline()
+        self._executor.push_saved_tensor_hook(*self._pair)
+
+    def __exit__(self, *_exc) -> None:
+        self._executor.pop_saved_tensor_hook()
+        if self._pipelined:
+            self._executor.enable_frontend_and_bprop_pipeline()
+
+
+def parameter_storages() -> set[int]:
+    """Storage addresses of the parameters of every living Cell."""
+    return {
+        parameter.untyped_storage().data_ptr()
+        for cell in list(nn.Cell.global_cells)
+        for parameter in cell.__dict__.get("_params", {}).values()
+        if parameter is not None
+    }
+
+
+def empty_trigger():
+    """A tensor without elements that needs a gradient, so that saving beside it makes a graph node."""
+    trigger = ops.zeros((0,))
+    trigger.requires_grad_()
+    return trigger
+
+
+def amp_decorator(strategy):
+    """The mixed-precision context of a forward, for its replay."""
+    return AmpDecorator(
+        strategy.get_amp_level(), strategy.get_amp_dtype(), strategy.get_white_list(), strategy.get_black_list()
+    )
+
+
+@contextlib.contextmanager
+def replay_graph():
+    """Records a forward inside backward: grad flags on, and a graph of its own that is ended whatever happens."""
+    grad_flag, enabled = executor.grad_flag(), executor.enable_grad()
+    executor.set_grad_flag(True)
+    executor.set_enable_grad(True)
+    executor.new_empty_graph()
+    try:
+        yield
+    finally:
+        executor.end_empty_graph()
+        executor.set_grad_flag(grad_flag)
+        executor.set_enable_grad(enabled)

@@ -1,0 +1,180 @@
+"""What autograd holds after a forward, region by region, and how often each region ran.
+
+Counted where tensors are packed: a base hook around everything, and the hooks of this package, which override it.
+A tensor is held as long as the token that is packed beside it lives. The proof that these figures are right is an
+independent one (reuse of freed storage, in the tests), since hooks can't check themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindspore import Tensor
+
+from hp_memory.activation import native
+from hp_memory.activation.frames import is_recomputing
+from hp_memory.activation.trees import tensors
+
+REASONS = (
+    "saved for backward",
+    "input not rebuildable",
+    "backend copied it",
+    "block input",
+    "output kept for replay",
+)
+"""Why a storage is held; of several reasons for one storage the first in this order is reported."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """One storage that the graph keeps alive. ``kind`` is MEASURED: a probe saw it. ``nbytes`` is the storage's."""
+
+    region: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    storage: int
+    reason: str
+
+
+@dataclass
+class Runs:
+    """How often a region was called in forwards, ran its body, and was replayed with its body."""
+
+    forward: int = 0
+    body: int = 0
+    replays: int = 0
+
+
+class _Token:
+    __slots__ = ("__weakref__",)
+
+
+class Kept:
+    """A packed tensor with the token of its entry."""
+
+    __slots__ = ("tensor", "token")
+
+    def __init__(self, tensor: Tensor, token: _Token) -> None:
+        self.tensor = tensor
+        self.token = token
+
+
+@dataclass
+class Observation:
+    """Yielded by :func:`observe`. ``held`` is what lives now, or what lived when the first backward began."""
+
+    runs: dict[str, Runs] = field(default_factory=dict)
+    _entries: list = field(default_factory=list)
+    _frozen: list[Held] | None = None
+
+    @property
+    def held(self) -> list[Held]:
+        """One entry per storage, parameters excluded, in the order they were saved."""
+        return self._frozen if self._frozen is not None else self._living()
+
+    def freeze(self) -> None:
+        """Fixes ``held`` as it is now; the first read of a backward does it by itself."""
+        if self._frozen is None:
+            self._frozen = self._living()
+
+    def _living(self) -> list[Held]:
+        excluded = native.parameter_storages()
+        found: dict[int, Held] = {}
+        for ref, held in self._entries:
+            if ref() is None or held.storage in excluded or not held.nbytes:
+                continue
+            known = found.get(held.storage)
+            if known is None or REASONS.index(held.reason) < REASONS.index(known.reason):
+                found[held.storage] = held
+        return list(found.values())
+
+    def called(self, region: str, replaying: bool = False) -> None:
+        """Counts a call that runs the body."""
+        runs = self.runs.setdefault(region, Runs())
+        runs.body += 1
+        if replaying:
+            runs.replays += 1
+        else:
+            runs.forward += 1
+
+    def keep(self, tensor: Tensor, region: str, reason: str) -> _Token:
+        """Notes that ``tensor`` is held from now on, as long as the returned token lives."""
+        token, storage = _Token(), tensor.untyped_storage()
+        shape, dtype = tuple(tensor.shape), str(tensor.dtype).lower()
+        held = Held(region, "MEASURED", shape, dtype, storage.nbytes(), storage.data_ptr(), reason)
+        self._entries.append((weakref.ref(token), held))
+        return token
+
+
+class _Labels(threading.local):
+    stack: tuple = (("outside regions", "saved for backward"),)
+
+
+_labels = _Labels()
+active: Observation | None = None
+"""The running observation of this process; read on hot paths, so it is a plain module attribute."""
+
+
+@contextlib.contextmanager
+def label(region: str, reason: str = "saved for backward") -> Iterator[None]:
+    """What is saved inside belongs to ``region``, for the observation's base hook."""
+    before = _labels.stack
+    _labels.stack = (*before, (region, reason))
+    try:
+        yield
+    finally:
+        _labels.stack = before
+
+
+def _base_pack(tensor: Tensor) -> Any:
+    if active is None:
+        return tensor.data
+    region, reason = _labels.stack[-1]
+    return Kept(tensor.data, active.keep(tensor, region, reason))
+
+
+def base_unpack(packed: Any) -> Any:
+    if active is not None:
+        active.freeze()
+    return packed.tensor if type(packed) is Kept else packed
+
+
+def plain(region: str, body: Callable, args: tuple, kwargs: dict) -> Any:
+    """Calls a body that isn't excluded here: replayed, or outside every checkpoint."""
+    if active is None:
+        return body(*args, **kwargs)
+    active.called(region, is_recomputing())
+    with label(region):
+        return body(*args, **kwargs)
+
+
+def kept_outputs(output: Any, region: str) -> list | None:
+    """Tokens for the outputs a record holds for replays, None while nobody observes."""
+    if active is None:
+        return None
+    return [active.keep(leaf, region, "output kept for replay") for leaf in tensors(output) if leaf.data_ptr()]
+
+
+@contextlib.contextmanager
+def observe() -> Iterator[Observation]:
+    """Measures what the graph of the forwards run inside holds. One at a time per process.
+
+    Works with or without wrappers; under ``checkpoint`` it makes the block inputs visible too. Read ``held`` between
+    forward and backward, or after the backward: it is fixed when backward reads its first tensor.
+    """
+    global active
+    if active is not None:
+        raise RuntimeError("an observation is already running in this process; end it before starting another")
+    active = Observation()
+    try:
+        with native.hooks(_base_pack, base_unpack):
+            yield active
+    finally:
+        active = None
