@@ -128,8 +128,8 @@ class ParallelSettings:
         """Ranks in all."""
         return self.data * self.tensor * self.context * self.pipeline
 
-    def validate(self, path: str, model: ModelSettings) -> None:
-        """Raises ConfigError for sizes that don't fit each other or the model."""
+    def validate(self, path: str = "parallel", model: ModelSettings | None = None) -> None:
+        """Raises ConfigError for sizes that don't fit each other or, where it is given, the model."""
         for name in ("data", "tensor", "expert", "pipeline", "context", "fsdp"):
             _at_least(1, path, name, getattr(self, name))
         per_stage = self.data * self.tensor * self.context
@@ -138,9 +138,11 @@ class ParallelSettings:
             raise ConfigError(f"{path}.expert", self.expert, why)
         if self.data % self.fsdp:
             raise ConfigError(f"{path}.fsdp", self.fsdp, f"must divide {path}.data={self.data}")
-        if "dense" in model.kinds and len(set(model.kinds)) == 1:
-            return
-        if model.num_experts % self.expert:
+        if model is not None:
+            self._check_model(path, model)
+
+    def _check_model(self, path: str, model: ModelSettings) -> None:
+        if set(model.kinds) != {"dense"} and model.num_experts % self.expert:
             why = f"the model's {model.num_experts} experts can't be spread evenly over so many ranks"
             raise ConfigError(f"{path}.expert", self.expert, why, _divisors(model.num_experts))
         if model.family == REFERENCE:

@@ -1,0 +1,1 @@
+"""The small trainer of the reference model."""

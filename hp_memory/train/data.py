@@ -1,0 +1,94 @@
+"""Text to batches of token ids, in an order that depends on the seed and the step only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from hp_memory.errors import ConfigError
+from hp_memory.train.settings import DataSettings, TrainSettings
+from hp_memory.train.text import read_text
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token ids (N,) int32 to train on and to validate with."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    vocab_size: int
+
+    @property
+    def unigram_entropy(self) -> float:
+        """Nats per token of the training text: the loss of the best guess that ignores all context."""
+        return unigram_entropy(self.train)
+
+
+def unigram_entropy(tokens: np.ndarray) -> float:
+    """-sum p ln p over the tokens' frequencies p."""
+    counts = np.bincount(tokens)
+    shares = counts[counts > 0] / tokens.size
+    return float(-(shares * np.log(shares)).sum())
+
+
+def load_corpus(settings: DataSettings) -> Corpus:
+    """Reads and encodes the text. Raises OSError where a file can't be read."""
+    tokenizer = Tokenizer.from_file(str(settings.tokenizer_path))
+    lines = read_text(settings.text_path).splitlines(keepends=True)
+    pieces = [np.asarray(encoding.ids, np.int32) for encoding in tokenizer.encode_batch(lines)]
+    tokens = np.concatenate(pieces) if pieces else np.empty(0, np.int32)
+    split = tokens.size - int(tokens.size * settings.validation_fraction)
+    return Corpus(tokens[:split], tokens[split:], tokenizer.get_vocab_size())
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Token ids and the ids that follow them, both (B, S) int32."""
+
+    tokens: np.ndarray
+    labels: np.ndarray
+
+
+class Batches:
+    """The micro-batches of each step, as one rank of ``world_size`` sees them.
+
+    Every epoch visits every sequence once, in a new order. Nothing is remembered from step to step, so a resumed run
+    needs the step's number only.
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, seq_length: int, settings: TrainSettings, rank: int, world_size: int, seed: int
+    ) -> None:
+        self.tokens, self.seq_length, self.settings = tokens, seq_length, settings
+        self.rank, self.world_size, self.seed = rank, world_size, seed
+        self.count = (tokens.size - 1) // seq_length
+        if self.count < 1:
+            raise ConfigError("data.text", tokens.size, f"has too few tokens for one sequence of {seq_length}")
+
+    def step(self, step: int) -> list[MicroBatch]:
+        """This rank's micro-batches of a step."""
+        return [self._micro_batch(step, micro) for micro in range(self.settings.micro_batches)]
+
+    def first(self, number: int) -> Iterator[MicroBatch]:
+        """The first micro-batches in the text's own order, for validation."""
+        size = self.settings.micro_batch_size
+        for micro in range(number):
+            start = (micro * self.world_size + self.rank) * size
+            yield self._cut([(start + i) % self.count for i in range(size)])
+
+    def _micro_batch(self, step: int, micro: int) -> MicroBatch:
+        size = self.settings.micro_batch_size
+        place = (step * self.settings.micro_batches + micro) * self.world_size + self.rank
+        return self._cut([self._sequence(place * size + i) for i in range(size)])
+
+    def _sequence(self, place: int) -> int:
+        epoch, within = divmod(place, self.count)
+        return int(np.random.default_rng((self.seed, epoch)).permutation(self.count)[within])
+
+    def _cut(self, sequences: list[int]) -> MicroBatch:
+        starts = [sequence * self.seq_length for sequence in sequences]
+        windows = np.stack([self.tokens[start : start + self.seq_length + 1] for start in starts])
+        return MicroBatch(windows[:, :-1].copy(), windows[:, 1:].copy())

@@ -1,0 +1,124 @@
+"""A rank's process: device, communicators, and an end that never leaves the other ranks waiting."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+from mindspore.communication import GlobalComm, create_group, get_group_size, get_rank, init
+
+from hp_memory.models import devices
+from hp_memory.models.groups import ALONE, Group, blocks, strides
+from hp_memory.models.settings import ParallelSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups one rank belongs to.
+
+    Attributes:
+        world: all ranks.
+        experts: the ranks that share one set of experts.
+        expert_copies: the ranks that hold the same experts as this one.
+    """
+
+    world: Group = ALONE
+    experts: Group = ALONE
+    expert_copies: Group = ALONE
+
+
+def start(parallel: ParallelSettings, device: str = "CPU") -> Groups:
+    """Sets the device and joins the job that msrun started, if there is one. In msrun's scheduler it never returns.
+
+    Raises:
+        RuntimeError: if the job has another number of ranks than ``parallel`` asks for.
+    """
+    ms.set_device(device)
+    if device == "CPU":
+        # Dispatch threads of several ranks on few cores spend their time waiting for each other.
+        ms.runtime.launch_blocking()
+        ms.set_context(runtime_num_threads=1)
+    if "MS_ROLE" not in os.environ:
+        _check_size(1, parallel)
+        return Groups()
+    init("mccl" if device == "CPU" else "hccl")
+    if device == "CPU":
+        _know_own_rank()
+    return make_groups(parallel)
+
+
+def make_groups(parallel: ParallelSettings) -> Groups:
+    """The groups of this rank; every rank must call it, in the same order as other group creations."""
+    world_size, rank = get_group_size(), get_rank()
+    _check_size(world_size, parallel)
+    world = Group(tuple(range(world_size)), rank, GlobalComm.WORLD_COMM_GROUP)
+    experts = _own_group(blocks(world_size, parallel.expert), "experts", world)
+    copies = _own_group(strides(world_size, parallel.expert), "expert_copies", world)
+    return Groups(world, experts, copies)
+
+
+def _check_size(world_size: int, parallel: ParallelSettings) -> None:
+    if world_size != parallel.world_size:
+        raise RuntimeError(f"{world_size} ranks were started, the config needs {parallel.world_size}")
+
+
+def _own_group(partition: list[tuple[int, ...]], name: str, world: Group) -> Group:
+    mine = next(ranks for ranks in partition if world.index in ranks)
+    index = mine.index(world.index)
+    if len(mine) == 1:
+        return Group(mine, index)
+    if len(mine) == world.size:
+        return Group(mine, index, world.name)
+    full_name = f"{name}_{mine[0]}"
+    create_group(full_name, list(mine))
+    return Group(mine, index, full_name)
+
+
+def _know_own_rank() -> None:
+    """mint.distributed looks up its own rank under the world group's name on Ascend, which a CPU job doesn't have."""
+    from mindspore.mint.distributed import distributed
+
+    distributed._GROUP_RANK_CACHE["hccl_world_group"] = get_rank()
+
+
+def require_agreement(digest: str, what: str, world: Group) -> None:
+    """Raises RuntimeError on every rank unless all have the same hexadecimal digest.
+
+    Ranks with different plans would replay different collectives and wait for each other for ever.
+    """
+    own = Tensor(np.frombuffer(bytes.fromhex(digest.ljust(16, "0")[:16]), np.uint8).astype(np.int32))
+    everyone = [tuple(part.asnumpy()) for part in devices.collectives().gather_list(own, world)]
+    if len(set(everyone)) > 1:
+        odd = [rank for rank, value in enumerate(everyone) if value != everyone[0]]
+        raise RuntimeError(f"ranks {odd} have another {what} than rank 0")
+
+
+def run_worker(main: Callable[[Path], None]) -> None:
+    """The entry of a rank's script: ``--run-dir DIR`` on the command line, then ``main(DIR)``.
+
+    Whatever goes wrong is logged and ends the process at once with exit code 1: the other ranks wait in a collective,
+    and MindSpore's own shutdown would wait for them.
+    """
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True, help="the directory the launcher prepared")
+    run_dir = parser.parse_args().run_dir
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        main(run_dir)
+    except BaseException:
+        log.error("this rank ends here:\n%s", traceback.format_exc())
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,128 @@
+"""One rank of a training run: ``python -m hp_memory.train.worker --run-dir DIR``, started by the launcher.
+
+Reads ``config.yaml`` and ``plan.json`` there, appends to ``progress/``, writes ``checkpoints/`` and the receipt of the
+plan, and on rank 0 ``result.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+from hp_memory.install import install
+from hp_memory.layout import from_dict
+from hp_memory.models.fingerprint import fingerprint
+from hp_memory.models.reference import build, region_map
+from hp_memory.train import checkpoint
+from hp_memory.train.checkpoint import CheckpointInfo
+from hp_memory.train.data import Batches, Corpus, load_corpus
+from hp_memory.train.process import Groups, require_agreement, run_worker, start
+from hp_memory.train.progress import Progress
+from hp_memory.train.run_files import RunSettings, read_settings
+from hp_memory.train.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+def train(run_dir: Path) -> None:
+    """Trains the reference model as the run directory's config says."""
+    settings = read_settings(run_dir)
+    groups = start(settings.parallel)
+    trainer = make_trainer(settings, groups)
+    install_plan(trainer, run_dir, groups)
+    resume(trainer, settings, groups)
+    corpus = load_corpus(settings.data)
+    progress = Progress(run_dir, groups.world.index)
+    losses = run_steps(trainer, settings, corpus, progress, run_dir)
+    result = summary(trainer, settings, corpus, losses)
+    if groups.world.index == 0:
+        (run_dir / "result.json").write_text(json.dumps(result, indent=2))
+        log.info("%s", json.dumps(result))
+
+
+def make_trainer(settings: RunSettings, groups: Groups) -> Trainer:
+    """The model with its first parameters, and its optimizer."""
+    model = build(settings.model, settings.parallel, group=groups.experts, seed=settings.train.seed)
+    return Trainer(model, settings.train, groups)
+
+
+def install_plan(trainer: Trainer, run_dir: Path, groups: Groups) -> None:
+    """Applies ``plan.json``, after asking all ranks whether it is the same there, and files the receipt."""
+    plan = from_dict(json.loads((run_dir / "plan.json").read_text()))
+    require_agreement(plan.hash(), "activation plan", groups.world)
+    receipt = install(trainer.model, plan, region_map(trainer.model))
+    (run_dir / f"receipt_rank_{groups.world.index}.json").write_text(json.dumps(receipt.to_dict(), indent=2))
+    log.info("%s", receipt.in_words())
+
+
+def resume(trainer: Trainer, settings: RunSettings, groups: Groups) -> None:
+    """Loads this rank's part of the checkpoint that ``train.resume_from`` names, if it names one."""
+    wanted = settings.train.resume_from
+    if wanted is None:
+        return
+    digest = fingerprint(settings.model).digest
+    folder = checkpoint.find_checkpoint(wanted, digest, groups.world.size, groups.experts.size)
+    trainer.load_state(checkpoint.load_rank(folder, groups.world.index), checkpoint.read_info(folder).step)
+    log.info("continues after step %d of %s", trainer.step, folder)
+
+
+def run_steps(
+    trainer: Trainer, settings: RunSettings, corpus: Corpus, progress: Progress, run_dir: Path
+) -> list[float]:
+    """The remaining steps, with checkpoints; returns their losses."""
+    world, sizes = trainer.groups.world, settings.train
+    batches = Batches(corpus.train, settings.model.seq_length, sizes, world.index, world.size, settings.data.seed)
+    tokens = sizes.micro_batch_size * sizes.micro_batches * settings.model.seq_length * world.size
+    losses: list[float] = []
+    progress.write(phase="train", step=trainer.step, steps=sizes.steps)
+    while trainer.step < sizes.steps:
+        began = time.perf_counter()
+        losses.append(trainer.train_step(batches.step(trainer.step)))
+        seconds = time.perf_counter() - began
+        progress.write(step=trainer.step, loss=losses[-1], seconds=round(seconds, 4), tokens=tokens)
+        if is_due(trainer.step, settings):
+            progress.write(phase="checkpoint", step=trainer.step)
+            save(trainer, settings, run_dir)
+            progress.write(phase="train", step=trainer.step)
+    return losses
+
+
+def is_due(step: int, settings: RunSettings) -> bool:
+    """Whether a checkpoint is to be written after this step."""
+    every, last = settings.train.save_every, settings.train.save_last
+    return bool(every and step % every == 0) or (last and step == settings.train.steps)
+
+
+def save(trainer: Trainer, settings: RunSettings, run_dir: Path) -> None:
+    """Writes every rank's part, and then, on rank 0, what makes the checkpoint valid."""
+    world = trainer.groups.world
+    folder = checkpoint.folder_of(run_dir, trainer.step)
+    checkpoint.save_rank(folder, world.index, trainer.state())
+    digest = fingerprint(settings.model).digest
+    require_agreement(digest, "model", world)  # also the barrier: every rank has saved
+    if world.index == 0:
+        info = CheckpointInfo(trainer.step, digest, world.size, trainer.groups.experts.size)
+        checkpoint.mark_complete(folder, info)
+        log.info("saved %s", folder)
+
+
+def summary(trainer: Trainer, settings: RunSettings, corpus: Corpus, losses: list[float]) -> dict[str, object]:
+    """What a run says about itself in the end; losses in nats per token."""
+    world, sizes = trainer.groups.world, settings.train
+    result: dict[str, object] = {"steps": trainer.step, "unigram_entropy": corpus.unigram_entropy}
+    if losses:
+        result |= {
+            "first_loss": losses[0],
+            "last_loss": losses[-1],
+            "mean_of_last_10": sum(losses[-10:]) / len(losses[-10:]),
+        }
+    if sizes.eval_batches and corpus.validation.size > settings.model.seq_length:
+        held_out = Batches(corpus.validation, settings.model.seq_length, sizes, world.index, world.size, 0)
+        result["validation_loss"] = trainer.evaluate(list(held_out.first(sizes.eval_batches)))
+    return result
+
+
+if __name__ == "__main__":
+    run_worker(train)
