@@ -30,6 +30,8 @@ SIGNS: tuple[tuple[str, str], ...] = (
         r"|[Cc]ollective.*timed? ?out|Receive .*timed? out|connect.*timed? ?out",
     ),
 )
+# Lines of MindSpore's own log that explain nothing.
+_CHATTER = ("[INFO]", "[WARNING]", "[DEBUG]")
 CONSEQUENCES = ("communication time-out", "cluster not built")
 
 
@@ -113,7 +115,7 @@ def end_of(log: str | Path) -> str:
 
 def tail(text: str, lines: int = TAIL_LINES) -> tuple[str, ...]:
     """The lines a person needs: from the last traceback on, else simply the last ones."""
-    found = [line.rstrip() for line in text.splitlines() if line.strip()]
+    found = [line.rstrip() for line in text.splitlines() if line.strip() and not line.startswith(_CHATTER)]
     starts = [i for i, line in enumerate(found) if line.startswith("Traceback (most recent call last)")]
     return tuple(found[starts[-1] if starts else 0 :][-lines:])
 

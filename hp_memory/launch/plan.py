@@ -75,6 +75,17 @@ class LaunchPlan:
         return asdict(self)
 
 
+def world_size(settings: LaunchSettings, path: str = "launch") -> int:
+    """Workers of the whole job, from the hostfile as it is now.
+
+    Raises:
+        ConfigError: nodes that can't be read or whose slots don't suffice.
+    """
+    settings.validate(path)
+    listed = hosts.listed_hosts(settings, path)
+    return (len(listed) or settings.num_nodes) * hosts.workers_on_each(listed, settings, path)
+
+
 def reach(settings: LaunchSettings, host: str) -> list[str]:
     """The command that reaches a node, before what it is to run there."""
     return [word.replace("{host}", host) for word in settings.connect]

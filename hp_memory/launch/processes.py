@@ -81,24 +81,37 @@ def exit_code(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
 
 
-def end(run_id: str, node: int | None = None, grace: float = 2.0) -> list[int]:
-    """Ends the run's processes here: SIGTERM, and after ``grace`` seconds SIGKILL until none is left.
+def ancestors() -> frozenset[int]:
+    """The pids of our parents, up to the first process."""
+    found, pid = [], os.getppid()
+    while pid > 1 and (fields := _stat(pid)):
+        found.append(pid)
+        pid = int(fields[_PARENT])
+    return frozenset(found)
+
+
+def end(run_id: str, node: int | None = None, grace: float = 2.0, spare: frozenset[int] = frozenset()) -> list[int]:
+    """Ends the run's processes here but for ``spare``: SIGTERM, after ``grace`` seconds SIGKILL until none is left.
 
     Returns:
         Pids that are still there 5 seconds later (stuck in the kernel); normally none.
     """
-    _signal(marked(run_id, node), signal.SIGTERM)
+    _signal(_others(run_id, node, spare), signal.SIGTERM)
     deadline = time.monotonic() + grace
     while time.monotonic() < deadline:
-        if not marked(run_id, node):
+        if not _others(run_id, node, spare):
             return []
         time.sleep(0.05)
     deadline = time.monotonic() + 5
     # Again and again: a process may have started another one while we read the list.
-    while (left := marked(run_id, node)) and time.monotonic() < deadline:
+    while (left := _others(run_id, node, spare)) and time.monotonic() < deadline:
         _signal(left, signal.SIGKILL)
         time.sleep(0.05)
     return left
+
+
+def _others(run_id: str, node: int | None, spare: frozenset[int]) -> list[int]:
+    return [pid for pid in marked(run_id, node) if pid not in spare]
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:

@@ -51,6 +51,7 @@ class Runner:
         with socket.socket(socket.AF_UNIX) as lock:
             failed = self._hold_port(lock) or self._start_and_watch()
             left = processes.end(self.run_id, self.node)
+        self._tell_progress(last=True)
         if failed:
             self._say({"event": "failed", "failure": failed.to_dict()})
         why = self.lifeline.over() or ""
@@ -147,9 +148,9 @@ class Runner:
             found.tail = (f"no space left below {self.order['run_dir']}; nothing could be written to {found.log}",)
         return found
 
-    def _tell_progress(self) -> None:
+    def _tell_progress(self, last: bool = False) -> None:
         now = time.monotonic()
-        if now - self.spoken < self.order["heartbeat"]:
+        if now - self.spoken < self.order["heartbeat"] and not last:
             return
         self.spoken = now
         news = self.follower.news()

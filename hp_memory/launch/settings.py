@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch.hccl import HcclSettings
+from hp_memory.launch.hccl import OWN_ADDRESS, HcclSettings
 
 LAUNCHERS = ("process", "msrun")
 ACTIONS = ("run", "scripts", "slurm", "volcano")
@@ -62,6 +62,7 @@ class LaunchSettings:
         stall_after: seconds without a step before a rank is reported; 0 never.
         stall_ends: end the job when a rank stalls instead of only saying so.
         max_restarts: how often a failed job starts again from its last complete checkpoint.
+        restart_delay: seconds between a failure and the next start; time for a node to come back or be taken out.
         threads: OMP_NUM_THREADS of each worker; 0 leaves it.
         log_level: GLOG_v of each worker (3 is errors only).
         min_disk_gib, min_host_memory_gib: what each node must have free.
@@ -91,6 +92,7 @@ class LaunchSettings:
     stall_after: float = 300.0
     stall_ends: bool = False
     max_restarts: int = 0
+    restart_delay: float = 5.0
     threads: int = 1
     log_level: int = 3
     min_disk_gib: float = 1.0
@@ -121,6 +123,11 @@ def _choices(settings: LaunchSettings, path: str) -> None:
         value = getattr(settings, name)
         if value not in accepted:
             raise ConfigError(f"{path}.{name}", value, "unknown", accepted)
+    if settings.action in ("slurm", "volcano") and settings.launcher != "msrun":
+        raise ConfigError(f"{path}.launcher", settings.launcher, f"{settings.action} jobs start msrun", ("msrun",))
+    if settings.action in ("slurm", "volcano") and settings.hccl.if_ip == OWN_ADDRESS:
+        why = "the nodes' addresses aren't known yet; name the interface (socket_ifname)"
+        raise ConfigError(f"{path}.hccl.if_ip", settings.hccl.if_ip, why)
     if settings.action == "volcano" and not settings.volcano.image:
         raise ConfigError(f"{path}.volcano.image", "", "a Volcano job needs a container image")
 
@@ -128,7 +135,7 @@ def _choices(settings: LaunchSettings, path: str) -> None:
 def _numbers(settings: LaunchSettings, path: str) -> None:
     least = {
         "workers_per_node": 0, "num_nodes": 1, "node_rank": -1, "cluster_time_out": 1, "heartbeat": 0.1,
-        "stall_after": 0, "max_restarts": 0, "threads": 0, "log_level": 0, "min_disk_gib": 0,
+        "stall_after": 0, "max_restarts": 0, "restart_delay": 0, "threads": 0, "log_level": 0, "min_disk_gib": 0,
         "min_host_memory_gib": 0, "max_clock_skew": 0,
     }  # fmt: skip
     for name, low in least.items():
@@ -153,7 +160,7 @@ def _places(settings: LaunchSettings, path: str) -> None:
         raise ConfigError(f"{path}.master_addr", settings.master_addr, "needed with node_rank, and master_port too")
     if by_hand and settings.max_restarts:
         raise ConfigError(f"{path}.max_restarts", settings.max_restarts, "needs one launcher that sees all nodes")
-    if settings.action == "run" and settings.num_nodes > 1 and not (listed or by_hand):
+    if settings.action in ("run", "scripts") and settings.num_nodes > 1 and not (listed or by_hand):
         raise ConfigError(f"{path}.num_nodes", settings.num_nodes, "say which: nodes, hostfile, or node_rank on each")
     if settings.launcher == "process" and (listed or settings.num_nodes > 1 or settings.workers_per_node > 1):
         raise ConfigError(f"{path}.launcher", "process", "starts one process; use msrun for more")

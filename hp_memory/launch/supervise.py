@@ -126,6 +126,7 @@ class _Supervision:
             self._gather()
         finally:
             self._end_all()
+        self.on_progress(self.views)
         return self._outcome()
 
     def _gather(self) -> None:
@@ -160,9 +161,10 @@ class _Supervision:
         self.running.discard(rank)
         if message["left"]:
             self.leftovers[rank] = message["left"]
+        badly = bool(message["why"]) or any(found.node == rank for found in self.failures)
         for view in self.views.values():
             if view.node == rank and view.state != "failed":
-                view.state = "ended" if message["why"] else "done"
+                view.state = "ended" if badly else "done"
         if message["why"] and not self._ending():
             self.failures.append(Failure("node lost", rank, tail=(f"the node ended its work: {message['why']}",)))
 

@@ -1,0 +1,127 @@
+"""A launch from settings to exit code: what `hp-memory launch`, `train` and `compare` all do."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from hp_memory.errors import ConfigError
+from hp_memory.launch import environment, preflight, render, restart, supervise, view
+from hp_memory.launch.plan import LaunchPlan, plan_launch, world_size
+from hp_memory.launch.settings import LaunchSettings
+from hp_memory.launch.supervise import Outcome
+
+TaskFor = Callable[[int], tuple[str, ...]]
+
+
+def launch(
+    settings: LaunchSettings,
+    task_for: TaskFor,
+    run_dir: Path,
+    env: Mapping[str, str],
+    parallel: Mapping[str, int] | None = None,
+    console: Console | None = None,
+) -> int:
+    """Shows, writes or runs the job, as ``settings.action`` and ``settings.dry_run`` say.
+
+    Args:
+        task_for: world size -> what every rank runs. Called again before a restart, whose nodes may be fewer;
+            raises ConfigError for a world size the parallel sizes don't allow.
+        run_dir: made by the caller; not touched by a dry run.
+        parallel: parallel dimension -> size, for the checks.
+
+    Returns:
+        The exit code: 0, 1 for a failed job, 128 + signal for an interrupted one.
+
+    Raises:
+        ConfigError: before anything is started.
+    """
+    console = console or Console()
+    task = tuple(settings.task) or task_for(world_size(settings))
+    plan = plan_launch(settings, task, run_dir, env)
+    preflight.check(plan, parallel)
+    if settings.action != "run":
+        return _write(plan, console)
+    if settings.dry_run:
+        console.print(plan.in_words(), markup=False, highlight=False, soft_wrap=True)
+        return 0
+    outcome = _run_with_restarts(plan, task_for, env, parallel, console)
+    return outcome.exit_code
+
+
+def _write(plan: LaunchPlan, console: Console) -> int:
+    files = render.render(plan)
+    for name, text in files.items():
+        if plan.settings.dry_run:
+            console.print(f"# {name}\n{text}", markup=False, highlight=False, soft_wrap=True)
+        else:
+            path = render.write(plan, name, text)
+            console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _run_with_restarts(
+    plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str], parallel: Mapping[str, int] | None, console: Console
+) -> Outcome:
+    settings, outcome = plan.settings, Outcome()
+    for attempt in range(settings.max_restarts + 1):
+        if attempt:
+            time.sleep(settings.restart_delay)
+            restart.keep_logs(plan.run_dir, attempt - 1)
+        try:
+            if attempt:
+                plan = _plan_again(plan, task_for, env)
+                preflight.check(plan, parallel)
+            outcome = _attempt(plan, attempt, console)
+        except ConfigError as error:
+            if not attempt:
+                raise
+            # The node that failed may still be down; the next attempt reads the hostfile anew.
+            outcome = Outcome(1, kind="preflight", message=f"attempt {attempt} could not start: {error}")
+        console.print(view.outcome_in_words(outcome))
+        if not restart.is_worth_it(outcome):
+            break
+    return outcome
+
+
+def _plan_again(plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str]) -> LaunchPlan:
+    """The same job from its last complete checkpoint, on the nodes the hostfile lists now."""
+    settings = plan.settings
+    found = restart.last_complete(plan.run_dir)
+    extra = settings.env | ({environment.RESUME: str(found)} if found else {})
+    task = tuple(settings.task) or task_for(world_size(settings))
+    again = plan_launch(replace(settings, env=extra), task, Path(plan.run_dir), env)
+    return replace(again, settings=settings)
+
+
+def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
+    begin = restart.last_complete(plan.run_dir) if attempt else None
+    if attempt:
+        console.print(
+            f"restart {attempt} of {plan.settings.max_restarts} from {begin or 'the beginning'}", markup=False
+        )
+    checks = preflight.preflight(plan)
+    console.print(preflight.table(checks))
+    preflight.refuse(checks)
+    _save(plan, attempt)
+    console.print(
+        f"{plan.world_size} workers on {plan.total_nodes} node(s), scheduler at {plan.master_addr}:{plan.master_port},"
+        f" logs in {plan.run_dir}/logs",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    with view.Watcher(console) as watcher:
+        outcome = supervise.run(plan, watcher, say=lambda text: console.print(text, style="yellow", markup=False))
+    file = Path(plan.run_dir) / "launch" / f"outcome_{attempt}.json"
+    file.write_text(json.dumps(asdict(outcome), indent=1))
+    return outcome
+
+
+def _save(plan: LaunchPlan, attempt: int) -> None:
+    file = Path(plan.run_dir) / "launch" / f"plan_{attempt}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(plan.to_dict(), indent=1))

@@ -1,0 +1,43 @@
+"""Starting a failed job again from its last complete checkpoint."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from hp_memory.launch.supervise import Outcome
+
+# Written into a checkpoint's folder last; without it the folder is half a checkpoint.
+COMPLETE = "complete"
+# Another attempt would end the same way.
+FINAL = ("config", "missing package", "disk full", "interrupted")
+
+
+def last_complete(run_dir: str | Path) -> Path | None:
+    """The newest complete checkpoint ``<run_dir>/checkpoints/step_<n>``, or None."""
+    folders = (Path(run_dir) / "checkpoints").glob("step_*")
+    steps = {int(match.group(1)): folder for folder in folders if (match := re.fullmatch(r"step_(\d+)", folder.name))}
+    complete = [step for step, folder in steps.items() if (folder / COMPLETE).is_file()]
+    return steps[max(complete)] if complete else None
+
+
+def is_worth_it(outcome: Outcome) -> bool:
+    """Whether the same job may end differently when it is started again."""
+    return outcome.exit_code != 0 and outcome.kind not in FINAL and not outcome.leftovers
+
+
+def keep_logs(run_dir: str | Path, attempt: int) -> None:
+    """Moves an attempt's logs aside: msrun empties a log file it opens."""
+    logs = Path(run_dir) / "logs"
+    if logs.exists():
+        logs.rename(Path(run_dir) / f"logs_attempt_{attempt}")
+
+
+def main(run_dir: str) -> None:
+    """``python -m hp_memory.launch.restart RUN_DIR`` prints the checkpoint to go on from, or nothing: for scripts."""
+    print(last_complete(run_dir) or "")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
