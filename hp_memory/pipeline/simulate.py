@@ -143,12 +143,12 @@ class Held:
     after_dx: float
 
 
-def levels(schedule: Schedule, rank: int, held: Callable[[int], Held]) -> tuple[float, ...]:
-    """What is alive on the rank after each of its compute steps. ``held(chunk)`` gives the unit amounts."""
+def levels(schedule: Schedule, rank: int, held: Callable[[int, int], Held]) -> tuple[float, ...]:
+    """What is alive on the rank after each of its compute steps. ``held(chunk, micro)`` gives the unit amounts."""
     alive: dict[tuple[int, int], float] = {}
     out = []
     for step in schedule.only(COMPUTE).rows[rank]:
-        key, unit = (step.chunk, step.micro), held(step.chunk)
+        key, unit = (step.chunk, step.micro), held(step.chunk, step.micro)
         alive[key] = {"F": unit.forward, "R": unit.replayed, "B": unit.after_dx, "W": 0.0, "BW": 0.0}[step.op]
         out.append(sum(alive.values()))
     return tuple(out)
@@ -156,9 +156,9 @@ def levels(schedule: Schedule, rank: int, held: Callable[[int], Held]) -> tuple[
 
 def peak_in_flight(schedule: Schedule, rank: int) -> int:
     """Most chunk forwards whose activations wait for their last use (BW or W), at any time."""
-    return int(max(levels(schedule, rank, lambda _: Held(1, 1, 1)), default=0))
+    return int(max(levels(schedule, rank, lambda *_: Held(1, 1, 1)), default=0))
 
 
 def peak_held_for_dw(schedule: Schedule, rank: int) -> int:
     """Most micro-batches that wait between B and W at any time: what a split backward adds."""
-    return int(max(levels(schedule, rank, lambda _: Held(0, 0, 1)), default=0))
+    return int(max(levels(schedule, rank, lambda *_: Held(0, 0, 1)), default=0))

@@ -78,7 +78,7 @@ def test_transfers_delay_only_the_other_rank():
 
 def test_levels_add_up_the_parts_of_each_micro_batch():
     schedule = generate("zb_h1", 2, 2, prefire=True)
-    assert levels(schedule, 1, lambda _: Held(1, 10, 4)) == (1, 10, 4, 5, 14, 8, 4, 0)
+    assert levels(schedule, 1, lambda *_: Held(1, 10, 4)) == (1, 10, 4, 5, 14, 8, 4, 0)
     assert peak_held_for_dw(schedule, 1) == 2
     assert peak_held_for_dw(schedule, 0) == 1
 

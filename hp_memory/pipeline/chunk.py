@@ -1,0 +1,95 @@
+"""One chunk of the model on one rank: runs its steps and keeps what each micro-batch needs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindspore import Tensor, nn
+
+from hp_memory.errors import SessionError
+from hp_memory.pipeline.session import RecomputeSession
+from hp_memory.pipeline.split_backward import Gradients, SplitBackward, record, whole_backward
+
+
+@dataclass
+class _InFlight:
+    """A micro-batch between its forward and its last backward step."""
+
+    session: RecomputeSession
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    split: SplitBackward | None = None
+
+
+class Chunk:
+    """A Cell with its accumulated gradients and its micro-batches in flight.
+
+    Args:
+        index: the chunk's number in the schedule.
+        cell: called as ``cell(*inputs, *data)``; returns a tensor or a tuple of tensors.
+        rule: session rule (see ``RecomputeSession``).
+    """
+
+    def __init__(self, index: int, cell: nn.Cell, rule: str = "share") -> None:
+        self.index, self.cell, self.rule = index, cell, rule
+        self.weights = tuple(cell.trainable_params())
+        self.grads: list[Tensor | None] = [None] * len(self.weights)
+        self._flying: dict[int, _InFlight] = {}
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        return tuple(self._flying)
+
+    def forward(self, micro: int, inputs: Sequence[Tensor], data: Sequence[Any] = ()) -> tuple[Tensor, ...]:
+        """Outputs of one micro-batch. ``inputs`` get gradients later, ``data`` (tokens, labels) doesn't."""
+        session = RecomputeSession(f"micro-batch {micro} of chunk {self.index}", self.rule)
+        with session.recording():
+            out = record(self.cell, *inputs, *data, inputs=inputs)
+        outputs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        self._flying[micro] = _InFlight(session, tuple(inputs), outputs)
+        return outputs
+
+    def prefire(self, micro: int) -> None:
+        """Replay the checkpointed calls of this micro-batch ahead of its gradient."""
+        self._take(micro, "R").session.prefire()
+
+    def whole(self, micro: int, grads: Sequence[Tensor]) -> Gradients:
+        """Whole backward: adds to ``self.grads`` and returns the gradients of the inputs."""
+        flight = self._take(micro, "BW")
+        with flight.session.use("whole"):
+            found = whole_backward(flight.outputs, grads, (*flight.inputs, *self.weights))
+        del self._flying[micro]
+        self._add(found[len(flight.inputs) :])
+        return found[: len(flight.inputs)]
+
+    def dx(self, micro: int, grads: Sequence[Tensor]) -> Gradients:
+        """Gradients of the inputs alone."""
+        flight = self._take(micro, "B")
+        with flight.session.use("dx"):
+            flight.split = flight.split or SplitBackward(flight.outputs, flight.inputs, self.weights)
+            found = flight.split.dx(grads)
+        flight.outputs = ()
+        return found
+
+    def dw(self, micro: int) -> None:
+        """Gradients of the weights, added to ``self.grads``."""
+        flight = self._take(micro, "W")
+        with flight.session.use("dw"):
+            found = flight.split.dw()
+        del self._flying[micro]
+        self._add(found)
+
+    def _take(self, micro: int, op: str) -> _InFlight:
+        if micro not in self._flying:
+            raise SessionError(
+                f"{op} of micro-batch {micro} on chunk {self.index}: no forward of it is in flight "
+                f"(in flight: {list(self._flying) or 'none'})"
+            )
+        return self._flying[micro]
+
+    def _add(self, found: Gradients) -> None:
+        for i, grad in enumerate(found):
+            if grad is not None:
+                self.grads[i] = grad if self.grads[i] is None else self.grads[i] + grad
