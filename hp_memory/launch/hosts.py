@@ -46,10 +46,10 @@ def read_hostfile(file: str, path: str) -> list[Host]:
 
 
 def listed_hosts(settings: LaunchSettings, path: str = "launch") -> list[Host]:
-    """The nodes this launcher starts, or an empty list where none is listed.
+    """The nodes this launcher starts, the first ``num_nodes`` of the list; empty where none is listed.
 
     Raises:
-        ConfigError: a node twice.
+        ConfigError: a node twice, or fewer nodes than wanted.
     """
     key = f"{path}.hostfile" if settings.hostfile else f"{path}.nodes"
     if settings.hostfile:
@@ -60,7 +60,9 @@ def listed_hosts(settings: LaunchSettings, path: str = "launch") -> list[Host]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise ConfigError(key, twice, "is listed twice")
-    return hosts
+    if hosts and len(hosts) < settings.num_nodes:
+        raise ConfigError(f"{path}.num_nodes", settings.num_nodes, f"only {len(hosts)} nodes are listed")
+    return hosts[: settings.num_nodes or len(hosts)]
 
 
 def workers_on_each(hosts: list[Host], settings: LaunchSettings, path: str = "launch") -> int:

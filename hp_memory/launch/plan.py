@@ -83,7 +83,7 @@ def world_size(settings: LaunchSettings, path: str = "launch") -> int:
     """
     settings.validate(path)
     listed = hosts.listed_hosts(settings, path)
-    return (len(listed) or settings.num_nodes) * hosts.workers_on_each(listed, settings, path)
+    return (len(listed) or max(settings.num_nodes, 1)) * hosts.workers_on_each(listed, settings, path)
 
 
 def reach(settings: LaunchSettings, host: str) -> list[str]:
@@ -109,7 +109,7 @@ def plan_launch(
         raise ConfigError(f"{path}.task", task, "is empty")
     listed = hosts.listed_hosts(settings, path)
     local = hosts.workers_on_each(listed, settings, path)
-    total = len(listed) or settings.num_nodes
+    total = len(listed) or max(settings.num_nodes, 1)
     master = settings.master_addr or _default_master(listed, total)
     port = settings.master_port or free_port()
     run_path, run_id = str(Path(run_dir).absolute()), _run_id(run_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import secrets
 import time
@@ -54,19 +55,14 @@ def check(plan: LaunchPlan, parallel: Mapping[str, int] | None = None) -> None:
     """What needs no node: another job's variables, sizes, addresses that can't work.
 
     Args:
-        parallel: parallel dimension -> size; their product must divide the workers.
+        parallel: parallel dimension -> size, of those that multiply; with ``data`` their product must be the number of
+            workers, without it a divisor of that.
 
     Raises:
         ConfigError: naming the setting.
     """
     environment.refuse_inherited(plan.inherited)
-    sizes = {name: size for name, size in (parallel or {}).items() if size > 1}
-    product = 1
-    for name, size in sizes.items():
-        product *= size
-        if plan.world_size % product:
-            why = f"{' x '.join(sizes)} = {_times(sizes)} doesn't divide {plan.world_size} workers"
-            raise ConfigError(f"parallel.{name}", size, why)
+    _check_sizes(plan.world_size, parallel or {})
     if plan.total_nodes == 1:
         return
     address = hosts.address_of(plan.master_addr)
@@ -78,8 +74,14 @@ def check(plan: LaunchPlan, parallel: Mapping[str, int] | None = None) -> None:
         raise ConfigError("launch.master_addr", plan.master_addr, why)
 
 
-def _times(sizes: Mapping[str, int]) -> str:
-    return " x ".join(str(size) for size in sizes.values())
+def _check_sizes(world: int, parallel: Mapping[str, int]) -> None:
+    product = math.prod(parallel.values())
+    fits = product == world if "data" in parallel else world % product == 0
+    if not fits:
+        name = max(parallel, key=lambda name: parallel[name])
+        sizes = " x ".join(f"{name} {size}" for name, size in parallel.items())
+        why = f"{sizes} needs {'' if 'data' in parallel else 'a multiple of '}{product} workers, the launch has {world}"
+        raise ConfigError(f"parallel.{name}", parallel[name], why)
 
 
 def preflight(plan: LaunchPlan) -> list[Check]:

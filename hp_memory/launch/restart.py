@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 from hp_memory.launch.supervise import Outcome
+from hp_memory.train.checkpoint import newest
 
-# Written into a checkpoint's folder last; without it the folder is half a checkpoint.
-COMPLETE = "complete"
 # Another attempt would end the same way.
 FINAL = ("config", "missing package", "disk full", "interrupted")
 
 
 def last_complete(run_dir: str | Path) -> Path | None:
-    """The newest complete checkpoint ``<run_dir>/checkpoints/step_<n>``, or None."""
-    folders = (Path(run_dir) / "checkpoints").glob("step_*")
-    steps = {int(match.group(1)): folder for folder in folders if (match := re.fullmatch(r"step_(\d+)", folder.name))}
-    complete = [step for step, folder in steps.items() if (folder / COMPLETE).is_file()]
-    return steps[max(complete)] if complete else None
+    """The run's newest complete checkpoint, or None; one that was being written when the job died isn't complete."""
+    return newest(Path(run_dir))
 
 
 def is_worth_it(outcome: Outcome) -> bool:

@@ -48,7 +48,8 @@ class LaunchSettings:
         workers_per_node: worker processes on each node; 0 takes the slots of the hostfile.
         nodes: nodes as ``host`` or ``host slots=8``; empty with no ``hostfile``: this machine.
         hostfile: file with one such node a line.
-        num_nodes: nodes of the job where each is started by hand (``node_rank``) or by Slurm or Volcano.
+        num_nodes: how many nodes the job has where each is started by hand (``node_rank``) or by Slurm or Volcano; of
+            listed nodes, how many are used, the others being spare. 0: all that are listed, or one.
         node_rank: this machine's place among ``num_nodes``; -1 where this launcher starts all nodes.
         master_addr: address of node 0 as the others see it; empty: the first node.
         master_port: port of msrun's scheduler; 0 chooses a free one.
@@ -77,7 +78,7 @@ class LaunchSettings:
     workers_per_node: int = 2
     nodes: list[str] = field(default_factory=list)
     hostfile: str | None = None
-    num_nodes: int = 1
+    num_nodes: int = 0
     node_rank: int = -1
     master_addr: str = ""
     master_port: int = 0
@@ -134,7 +135,7 @@ def _choices(settings: LaunchSettings, path: str) -> None:
 
 def _numbers(settings: LaunchSettings, path: str) -> None:
     least = {
-        "workers_per_node": 0, "num_nodes": 1, "node_rank": -1, "cluster_time_out": 1, "heartbeat": 0.1,
+        "workers_per_node": 0, "num_nodes": 0, "node_rank": -1, "cluster_time_out": 1, "heartbeat": 0.1,
         "stall_after": 0, "max_restarts": 0, "restart_delay": 0, "threads": 0, "log_level": 0, "min_disk_gib": 0,
         "min_host_memory_gib": 0, "max_clock_skew": 0,
     }  # fmt: skip
@@ -154,7 +155,7 @@ def _places(settings: LaunchSettings, path: str) -> None:
     by_hand = settings.node_rank >= 0
     if listed and by_hand:
         raise ConfigError(f"{path}.node_rank", settings.node_rank, "nodes are listed, so this launcher starts them all")
-    if by_hand and settings.node_rank >= settings.num_nodes:
+    if by_hand and settings.node_rank >= max(settings.num_nodes, 1):
         raise ConfigError(f"{path}.node_rank", settings.node_rank, f"num_nodes is {settings.num_nodes}")
     if by_hand and settings.num_nodes > 1 and not (settings.master_addr and settings.master_port):
         raise ConfigError(f"{path}.master_addr", settings.master_addr, "needed with node_rank, and master_port too")
