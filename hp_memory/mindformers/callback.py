@@ -1,0 +1,138 @@
+"""The callback of MindFormers' PyNative Trainer: installs a plan, checks that it holds, reports what it cost.
+
+In a MindFormers config::
+
+    callbacks:
+      - type: HPMemoryCallback
+        plan: op_exclude
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mindformers.pynative.callback import TrainerCallback
+from mindformers.tools.logger import logger
+from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
+
+from hp_memory.activation import observe
+from hp_memory.errors import InstallError
+from hp_memory.install import Receipt, install, receipt_of
+from hp_memory.layout import ActivationPlan
+from hp_memory.mindformers import agreement, conflicts, plan_request, trainer_hook, verify
+from hp_memory.mindformers import backend as backends
+from hp_memory.models.mindformers_map import blocks_of, gpt_model
+from hp_memory.models.mindformers_settings import fingerprint, settings_of
+from hp_memory.models.settings import ParallelSettings
+
+
+@MindFormerRegister.register(MindFormerModuleType.CALLBACK)
+class HPMemoryCallback(TrainerCallback):
+    """Applies an activation plan to the model that a Trainer trains.
+
+    Args:
+        plan: a layout's settings or a saved plan, inline or as the path of a file, or the name of a recipe or layout.
+        report: file for the receipt, the checked counts and the memory report, as JSON; null writes none.
+        backend: whose wrappers are used: ``auto``, ``native`` or ``hyper_parallel``.
+    """
+
+    def __init__(self, plan: str | Mapping[str, Any], report: str | None = None, backend: str = "auto") -> None:
+        self.request = plan
+        self.report = report
+        self.backend = backends.choose(backend, backends.probe())
+        self.plan: ActivationPlan | None = None
+        self.receipts: list[Receipt] = []
+        self.counts: dict[str, Any] = {}
+        self._parts: list[Any] = []
+        self._observing: Any = None
+        self._observation: Any = None
+
+    def install(self, decoder: Any, mtp: Any, config: Any) -> Receipt:
+        """Wraps one model part; ``apply_ac`` is replaced by this under parallel training.
+
+        Args:
+            decoder: MindFormers' ``TransformerBlock``, which holds all layers of this part.
+            mtp: its MTP block, or None.
+            config: the Trainer's ``TrainConfig``.
+
+        Raises:
+            ConfigError: for a plan this model can't take.
+            InstallError: for a part that has a plan already, or a model that isn't mapped.
+        """
+        self.plan = self._plan_for(decoder, config)
+        receipt = install(decoder, self.plan, blocks_of(decoder, mtp), backends.wrappers(self.backend))
+        logger.warning(f"hp_memory: {receipt.in_words()}")
+        return receipt
+
+    def refuse_conflicts(self, config: Any) -> None:
+        """Raises ConfigError for settings of MindFormers that clash with a plan, or with each other."""
+        conflicts.refuse(config, with_plan=True)
+
+    def on_train_begin(self, args: Any, state: Any, model: Any = None, **_: Any) -> None:
+        """Installs at world size 1; otherwise only checks that the plan is in place on every rank."""
+        for part in model:
+            gpt = gpt_model(part)
+            receipt = receipt_of(gpt.decoder)
+            if receipt is None and agreement.world_size() > 1:
+                raise InstallError(
+                    "no plan is installed and FSDP has wrapped the model already: "
+                    "import hp_memory.mindformers.callback before the Trainer is made"
+                )
+            self.plan = self._plan_for(gpt.decoder, args)
+            if receipt is None:
+                self.refuse_conflicts(args)
+                receipt = self.install(gpt.decoder, getattr(gpt, "mtp", None), args)
+            if receipt.plan_hash != self.plan.hash():
+                raise InstallError(
+                    f"the model holds plan {receipt.plan_hash}, the callback asks for {self.plan.hash()}"
+                )
+            self.receipts.append(receipt)
+            self._parts.append(gpt.decoder)
+        agreement.same_plan(self.plan.hash())
+        logger.warning(f"hp_memory: {self.plan.in_words()}")
+
+    def on_step_begin(self, args: Any, state: Any, **_: Any) -> None:
+        """Watches the first step of this run."""
+        if self._observation is None:
+            self._observing = observe()
+            self._observation = self._observing.__enter__()
+
+    def on_step_end(self, args: Any, state: Any, **_: Any) -> None:
+        """Compares what ran on the first step with the plan.
+
+        Raises:
+            PlanMismatch: naming each region that ran or replayed another number of times.
+        """
+        if self._observing is not None:
+            self._observing.__exit__(None, None, None)
+            self._observing = None
+            self.counts = verify.check(
+                self.receipts, self._observation, state.num_accumulation_steps, self.backend == "native"
+            )
+
+    def on_train_end(self, args: Any, state: Any, **_: Any) -> None:
+        """Writes the report of this run."""
+        if self.report:
+            Path(self.report).parent.mkdir(parents=True, exist_ok=True)
+            Path(self.report).write_text(json.dumps(self.to_dict(), indent=2))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was done, what ran and what it held, JSON-ready."""
+        return {
+            "plan": self.plan.to_dict(),
+            "plan_hash": self.plan.hash(),
+            "receipts": [receipt.to_dict() for receipt in self.receipts],
+            "runs": self.counts,
+            "memory": verify.memory(self._observation),
+        }
+
+    def _plan_for(self, decoder: Any, config: Any) -> ActivationPlan:
+        model = settings_of(decoder.config, conflicts.value(config, "model.model_type"))
+        parallel = ParallelSettings(expert=int(conflicts.value(config, "parallelism.expert_parallel", 1)))
+        return plan_request.resolve(self.request, fingerprint(model, parallel), "callbacks.HPMemoryCallback.plan")
+
+
+trainer_hook.hook(HPMemoryCallback)
