@@ -10,7 +10,7 @@ from mindspore import nn
 
 from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper, region
 from hp_memory.errors import InstallError
-from hp_memory.layout import ActivationPlan, LayerPlan
+from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, LayerPlan
 from hp_memory.models.sites import BlockSites, Site
 
 How = Literal["boundary", "saved", "saved as one", "replayed", "named"]
@@ -134,7 +134,7 @@ def _install_block(block: BlockSites, plan: LayerPlan, wrappers: Wrappers) -> li
             _wrap(site, plan, how, wrappers)
             done.append(Wrapped(site.path, plan.layer, site.regions, how))
     if boundary:
-        _replace(block.container, block.key, wrappers.boundary(_get(block), name=f"layers.{plan.layer}"))
+        _replace(block.container, str(block.key), wrappers.boundary(_get(block), name=f"layers.{plan.layer}"))
         done.insert(0, Wrapped(block.path, plan.layer, (), "boundary"))
     return done
 
@@ -163,17 +163,20 @@ def _wrap(site: Site, plan: LayerPlan, how: How, wrappers: Wrappers) -> None:
     name = f"layers.{plan.layer}/{regions}"
     target = getattr(site.owner, site.attr)
     if how in ("saved", "saved as one"):
-        # None lets the wrapper find out by itself whether a replay reads the output.
-        keep = True if plan.layout.keep_outputs else None
+        # None lets the wrapper find out by itself whether a replay reads the output. Routing decisions and split sizes
+        # are read on the host, which it can't see, and are kept in any case.
+        keep = True if plan.layout.keep_outputs or set(site.regions) & set(ALWAYS_SAVED) else None
         _replace(site.owner, site.attr, wrappers.saved(target, name=name, save_output=keep))
     else:
         _replace(site.owner, site.attr, wrappers.named(target, name=name))
 
 
 def _get(block: BlockSites) -> nn.Cell:
-    if isinstance(block.container, nn.Cell) and block.key in block.container._cells:
-        return block.container._cells[block.key]
-    return getattr(block.container, block.key)
+    # A cell list keeps its cells by index, written as text.
+    key = str(block.key)
+    if isinstance(block.container, nn.Cell) and key in block.container._cells:
+        return block.container._cells[key]
+    return getattr(block.container, key)
 
 
 def _replace(owner: object, attr: str, value: object) -> None:
