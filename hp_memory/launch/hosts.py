@@ -74,6 +74,8 @@ def workers_on_each(hosts: list[Host], settings: LaunchSettings, path: str = "la
     wanted = settings.workers_per_node
     slots = {host.slots for host in hosts if host.slots}
     if wanted == 0:
+        if not hosts:
+            raise ConfigError(f"{path}.hostfile", settings.hostfile, "no nodes: give a hostfile, or list them in nodes")
         if len(slots) != 1 or any(host.slots == 0 for host in hosts):
             why = "takes the slots of the nodes, which must all be given and equal"
             raise ConfigError(f"{path}.workers_per_node", wanted, why)

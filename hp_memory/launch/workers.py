@@ -28,6 +28,7 @@ class WorkerWatch:
         if len(self._pids) < len(self._ranks):
             self._pids = processes.workers(self._msrun) | self._pids
         said = {int(pid): int(code) for pid, code in _MSRUN_SAYS.findall(failure.end_of(self._log))}
+        self._place_unseen(said)
         for rank, pid in self._pids.items():
             code = self._code_of(rank, pid, said) if rank not in self.codes else None
             if code is not None:
@@ -40,6 +41,12 @@ class WorkerWatch:
     def all_well(self) -> bool:
         """Every worker has ended with 0."""
         return len(self.codes) == len(self._ranks) and not self.failed()
+
+    def _place_unseen(self, said: dict[int, int]) -> None:
+        """A worker that died before we saw it alive must be one of the ranks we haven't seen; they start in order."""
+        unseen = [rank for rank in self._ranks if rank not in self._pids]
+        strangers = sorted(pid for pid in said if pid not in self._pids.values())
+        self._pids |= dict(zip(unseen, strangers, strict=False))
 
     def _code_of(self, rank: int, pid: int, said: dict[int, int]) -> int | None:
         if processes.is_alive(pid):
