@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 # MindSpore's dispatch threads spin against each other on few cores: set before it is imported anywhere.
@@ -27,4 +28,7 @@ def mindspore():
     ms.set_device("CPU")
     ms.runtime.launch_blocking()
     ms.set_context(runtime_num_threads=1)
+    # Without this two kernel threads spin beside the caller: a training step takes three times as long.
+    with contextlib.suppress(RuntimeError):  # it can be set once per process only
+        ms.device_context.cpu.op_tuning.threads_num(1)
     return ms

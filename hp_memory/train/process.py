@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -46,9 +47,7 @@ def start(parallel: ParallelSettings, device: str = "CPU") -> Groups:
     """
     ms.set_device(device)
     if device == "CPU":
-        # Dispatch threads of several ranks on few cores spend their time waiting for each other.
-        ms.runtime.launch_blocking()
-        ms.set_context(runtime_num_threads=1)
+        use_one_thread()
     if "MS_ROLE" not in os.environ:
         _check_size(1, parallel)
         return Groups()
@@ -56,6 +55,18 @@ def start(parallel: ParallelSettings, device: str = "CPU") -> Groups:
     if device == "CPU":
         _know_own_rank()
     return make_groups(parallel)
+
+
+def use_one_thread() -> None:
+    """Runs every operation in the calling thread.
+
+    MindSpore's dispatch and kernel threads spin while they wait. On few cores they take them from each other and from
+    the other ranks: a step takes three times as long.
+    """
+    ms.runtime.launch_blocking()
+    ms.set_context(runtime_num_threads=1)
+    with contextlib.suppress(RuntimeError):  # it can be set once per process only
+        ms.device_context.cpu.op_tuning.threads_num(1)
 
 
 def make_groups(parallel: ParallelSettings) -> Groups:
