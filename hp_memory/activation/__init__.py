@@ -6,12 +6,20 @@
 docs/activation.md says what is guaranteed, how, and what isn't.
 """
 
+from hp_memory.activation.capture import Finding
 from hp_memory.activation.frames import is_recomputing
 from hp_memory.activation.observing import Held, Observation, Runs, observe
 from hp_memory.activation.report import Report, report
-from hp_memory.activation.wrappers import checkpoint, checkpoint_exclude_wrapper, checkpoint_wrapper, region
+from hp_memory.activation.wrappers import (
+    checkpoint,
+    checkpoint_exclude_wrapper,
+    checkpoint_wrapper,
+    findings,
+    region,
+)
 
 __all__ = [
+    "Finding",
     "Held",
     "Observation",
     "Report",
@@ -19,6 +27,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_exclude_wrapper",
     "checkpoint_wrapper",
+    "findings",
     "is_recomputing",
     "observe",
     "region",

@@ -1,8 +1,4 @@
-"""Excluded regions: the body runs in the forward only, a replay hands out what it returned.
-
-While the body runs, its saved tensors go through the region's own hook. An input that the replay can make again is
-packed as an empty slot (directly, or as a strided view of it), everything else is kept.
-"""
+"""Excluded regions: the body runs in the forward only, a replay hands out what it returned."""
 
 from __future__ import annotations
 
@@ -10,34 +6,53 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mindspore import Parameter, Tensor
+from mindspore import Tensor, nn
 
 from hp_memory.activation import elision, frames, native, observing
-from hp_memory.activation.slots import Slot, View, unpack
-from hp_memory.activation.trees import Path, call_tensors, map_tensors, resolve, spell, tensors
+from hp_memory.activation.capture import Capture, Finding, Input, parameters_of
+from hp_memory.activation.recipes import unpack
+from hp_memory.activation.trees import Path, map_tensors, resolve, spell, tensors
 from hp_memory.errors import ReplayError
-
-_SLOT = "hp_memory_slot"
 
 
 class Region:
     """An excluded region: its body and what was asked of it. The records of every invocation point here."""
 
-    __slots__ = ("body", "name", "remake_inputs", "save_output")
-
-    def __init__(self, body: Callable, name: str, save_output: bool | None, remake_inputs: bool) -> None:
+    def __init__(
+        self, body: Callable, owner: nn.Cell | None, name: str, save_output: bool | None, remake_inputs: bool
+    ) -> None:
         self.body = body
+        self.owner = owner
         self.name = name
         self.save_output = save_output
         self.remake_inputs = remake_inputs
+        self.findings: list[Finding] = []
+        self._used: dict[tuple[int, str], tuple[nn.Cell, str]] | None = None
 
+    def run(self, args: tuple, kwargs: dict) -> Any:
+        """As this thread's frame asks: the body outside checkpoints and in a forward, the record in a replay."""
+        frame = frames.current()
+        if frame is None:
+            return observing.plain(self.name, self.body, args, kwargs)
+        if frame.replaying:
+            return _replayed(frame, self, args, kwargs)
+        if observing.active is not None:
+            observing.active.called(self.name)
+        return _saved(frame, self, args, kwargs)
 
-class _Input(NamedTuple):
-    path: Path
-    tensor: Tensor
-    slot: Slot | None
-    version: int
-    address: int
+    def parameters(self) -> list[tuple[nn.Cell, str]]:
+        """Parameters the body may save: all of its owner's at first, later those it was seen to save."""
+        return parameters_of(self.owner) if self._used is None else list(self._used.values())
+
+    def uses_parameter(self, cell: nn.Cell, name: str) -> None:
+        """Called when the body saves that parameter, or a cast of it."""
+        if self._used is None:
+            self._used = {}
+        self._used[id(cell), name] = (cell, name)
+
+    def settle_parameters(self) -> None:
+        if self._used is None:
+            self._used = {}
 
 
 class _Binding(NamedTuple):
@@ -71,7 +86,7 @@ class Record:
 
     def elide(self, read: tuple[bool, ...]) -> None:
         """Drops the output leaves that no replay reads."""
-        if self.region.save_output is True:
+        if self.region.save_output is True or all(read):
             return
         keep = iter(read)
         self.output = map_tensors(self.output, lambda leaf: self._thin(leaf, next(keep)), (Tensor, _Passed))
@@ -81,7 +96,7 @@ class Record:
         if read or isinstance(leaf, _Passed):
             return leaf
         self.elided = True
-        return elision.stand_in(leaf)
+        return elision.StandIn(leaf)
 
     def hand_out(self, frame: frames.Frame, args: tuple, kwargs: dict) -> Any:
         """The output for a replay, in new containers."""
@@ -91,21 +106,9 @@ class Record:
         def give(leaf: Any) -> Tensor:
             if isinstance(leaf, _Passed):
                 return resolve(leaf.path, args, kwargs)
-            return elision.lend(frame, leaf) if self.elided and leaf.data_ptr() == 0 and leaf.size else leaf
+            return leaf.lend(frame, self.region) if isinstance(leaf, elision.StandIn) else leaf
 
-        return map_tensors(self.output, give, (Tensor, _Passed))
-
-
-def run(region: Region, args: tuple, kwargs: dict) -> Any:
-    """Calls the region as this thread's frame asks: the body outside checkpoints and in a forward, else its record."""
-    frame = frames.current()
-    if frame is None:
-        return observing.plain(region.name, region.body, args, kwargs)
-    if frame.replaying:
-        return _replayed(frame, region, args, kwargs)
-    if observing.active is not None:
-        observing.active.called(region.name)
-    return _saved(frame, region, args, kwargs)
+        return map_tensors(self.output, give, (Tensor, _Passed, elision.StandIn))
 
 
 def _saved(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> Any:
@@ -114,87 +117,25 @@ def _saved(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> An
             f"excluded region {region.name} is called inside excluded region {frame.inside.name}: "
             "exclude only the outer one, its body is never replayed anyway"
         )
-    inputs = _mark(frame, region, args, kwargs)
-    storages = _storages(inputs)
+    capture = Capture(frame, region, args, kwargs)
     frame.inside = region
     try:
-        with native.hooks(_pack_hook(frame, region, storages), unpack):
+        with native.hooks(capture.pack, unpack):
             out = region.body(*args, **kwargs)
+        _record(frame, region, capture, out)
     finally:
         frame.inside = None
-        # MindSpore keeps the hook with every saved tensor, and the hook would keep the inputs.
-        storages.clear()
-        for item in inputs.values():
-            item.tensor._set_user_data(_SLOT, None)
-    _record(frame, region, inputs, out)
+        capture.close()
     return out
 
 
-def _mark(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> dict[int, _Input]:
-    """Puts a slot on every input that a replay of this block can make again; the rest gets none."""
-    inputs: dict[int, _Input] = {}
-    invocation = frame.invocation
-    for path, tensor in call_tensors(args, kwargs):
-        if id(tensor) in inputs or isinstance(tensor, Parameter):
-            continue
-        slot = None
-        # A replay doesn't run the region that made this one, so it has to be kept; that frees its record from it.
-        if region.remake_inputs and elision.produced(tensor, invocation.token) is None:
-            slot = Slot(invocation, 0)
-            tensor._set_user_data(_SLOT, slot)
-        inputs[id(tensor)] = _Input(path, tensor, slot, tensor._version, tensor.data_ptr())
-    return inputs
-
-
-def _storages(inputs: dict[int, _Input]) -> dict[int, tuple]:
-    """Storage address -> how to recognise a view of an input: its slot, dtype and place in the storage."""
-    found = {}
-    for item in inputs.values():
-        if item.slot is not None and item.address:
-            tensor = item.tensor
-            found[tensor.untyped_storage().data_ptr()] = (item.slot, tensor.dtype, tensor.storage_offset())
-    return found
-
-
-def _pack_hook(frame: frames.Frame, region: Region, storages: dict[int, tuple]) -> Callable:
-    invocation, guarded = frame.invocation, frame.guarded
-
-    def pack(tensor: Tensor) -> Any:
-        slot = tensor._get_user_data(_SLOT)
-        if type(slot) is Slot and slot.invocation is invocation:
-            slot.uses += 1
-            return slot
-        base = storages.get(tensor.untyped_storage().data_ptr()) if storages else None
-        if base is not None and base[1] == tensor.dtype:
-            slot, _, offset = base
-            slot.uses += 1
-            return View(slot, tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset() - offset)
-        guarded.append((tensor, tensor._version, region, "a tensor saved by the body"))
-        return _kept(tensor, region)
-
-    return pack
-
-
-def _kept(tensor: Tensor, region: Region) -> Any:
-    observation = observing.active
-    if observation is None:
-        return tensor.data
-    return observing.Kept(tensor.data, observation.keep(tensor, region.name, "saved for backward"))
-
-
-def _record(frame: frames.Frame, region: Region, inputs: dict[int, _Input], out: Any) -> None:
-    invocation = frame.invocation
+def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> None:
+    invocation, inputs = frame.invocation, capture.inputs
     bindings = [_bind(item, region) for item in inputs.values() if item.slot is not None and item.slot.uses]
     leaves = tensors(out)
     index = len(invocation.records)
     plan = invocation.boundary.plan
     read = plan.needed(index, region, len(leaves)) if plan else None
-    for leaf, tensor in enumerate(leaves):
-        if id(tensor) in inputs:
-            continue
-        elision.mark(tensor, invocation.token, index, leaf)
-        if read is None or read[leaf]:
-            frame.guarded.append((tensor, tensor._version, region, "an output"))
 
     def template(tensor: Tensor) -> Any:
         passed = inputs.get(id(tensor))
@@ -202,13 +143,21 @@ def _record(frame: frames.Frame, region: Region, inputs: dict[int, _Input], out:
 
     record = Record(region, map_tensors(out, template), len(leaves), bindings)
     invocation.records.append(record)
+    region.settle_parameters()
+    if capture.findings is not None:
+        region.findings = capture.findings
     if read is not None:
         record.elide(read)
+    for leaf, tensor in enumerate(leaves):
+        if id(tensor) not in inputs:
+            elision.mark(tensor, invocation.token, index, leaf)
+            if read is None or read[leaf]:
+                frame.guarded.append((tensor, tensor._version, region, "an output"))
 
 
-def _bind(item: _Input, region: Region) -> _Binding:
+def _bind(item: Input, region: Region) -> _Binding:
     tensor = item.tensor
-    if tensor._version != item.version or tensor.data_ptr() != item.address:
+    if tensor._version != item.version or tensor.untyped_storage().data_ptr() != item.storage:
         raise ReplayError(
             f"excluded region {region.name} writes its input {spell(item.path)} in place and saves it: a replay only "
             "has the value from before; clone the input in the region, or don't exclude it"

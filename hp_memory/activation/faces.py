@@ -19,7 +19,7 @@ from hp_memory.activation.native import Cell_
 
 
 class _Face:
-    """Mixed in before the Cell's class. ``_hp_run(call, args, kwargs)`` decides how ``construct`` is run."""
+    """Mixed in before the Cell's class. ``_hp_part.run(args, kwargs)`` decides how ``construct`` is run."""
 
     __slots__ = ()
 
@@ -45,17 +45,17 @@ class _Face:
 
 
 def _construct(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return self._hp_run(args, kwargs)
+    return self._hp_part.run(args, kwargs)
 
 
 @cache
 def _face_class(cls: type) -> type:
-    slots = ("_hp_again", "_hp_override", "_hp_run", "_hp_target")
+    slots = ("_hp_again", "_hp_override", "_hp_part", "_hp_target")
     return type(cls.__name__, (_Face, cls), {"__slots__": slots, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
-def face(target: nn.Cell, run: Callable[[tuple, dict], Any], again: Callable[[nn.Cell], nn.Cell]) -> nn.Cell:
-    """Another object for ``target`` whose ``construct`` is ``run(args, kwargs)``; ``again`` wraps a deep copy."""
+def face(target: nn.Cell, part: Any, again: Callable[[nn.Cell], nn.Cell]) -> nn.Cell:
+    """Another object for ``target`` whose ``construct`` is ``part.run(args, kwargs)``; ``again`` wraps a deep copy."""
     base = type(target)
     cls = _face_class(base.__mro__[2] if isinstance(target, _Face) else base)
     made = cls.__new__(cls)
@@ -64,7 +64,7 @@ def face(target: nn.Cell, run: Callable[[tuple, dict], Any], again: Callable[[nn
         ("__dict__", target.__dict__),
         ("_hp_again", again),
         ("_hp_override", None),
-        ("_hp_run", run),
+        ("_hp_part", part),
         ("_hp_target", target),
     ):
         object.__setattr__(made, name, value)

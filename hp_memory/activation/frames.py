@@ -23,8 +23,8 @@ class Frame:
         self.inside = None  # the excluded region whose body runs now
         self.guarded: list = []  # forward: (tensor, version, region, what), checked at the end
         self.bound: list = []  # replay: (tensor, version, region), checked at the end
-        self.lent: list = []  # replay: stand-ins handed out for elided outputs
-        self.reads: set | None = None  # forward that learns: (record, leaf) of outputs read by replayed operations
+        self.lent: list = []  # replay: (stand-in, region) handed out for elided outputs
+        self.reads: dict | None = None  # watched forward: (record, leaf) of an output -> what reads it outside regions
 
 
 class _Stack(threading.local):

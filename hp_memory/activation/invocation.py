@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hp_memory.activation import elision, frames, native, observing
-from hp_memory.activation.slots import Slot, unpack
+from hp_memory.activation import elision, frames, native, observing, watching
+from hp_memory.activation.recipes import Slot, unpack
 from hp_memory.activation.trees import call_tensors
 from hp_memory.errors import ReplayError
 
@@ -31,6 +31,7 @@ class Invocation(native.RecomputeHandle):
         self.slots: list[weakref.ref] = []  # in the order the forward saved
         self.records: list = []  # excluded calls, in order
         self.held_by_session = False
+        self.operations: list[str] | None = None  # names of the watched forward's, outside excluded regions
         self.token = object()
         self.contexts = boundary.context_fn() if boundary.context_fn else None
         self.rng = native.get_rng_state()
@@ -75,10 +76,9 @@ class Invocation(native.RecomputeHandle):
             slots.append(weakref.ref(slot))
             return slot
 
-        learner = elision.learn(frame)
         before = frames.enter(frame)
         try:
-            with native.hooks(pack, unpack), learner, _first(self.contexts):
+            with native.hooks(pack, unpack), self._watch(frame), _first(self.contexts):
                 out = fn(*args, **kwargs)
         finally:
             frames.leave(before)
@@ -86,6 +86,14 @@ class Invocation(native.RecomputeHandle):
         _check_unwritten(frame.guarded)
         self.forward_completed = True
         return out
+
+    def _watch(self, frame: frames.Frame) -> contextlib.AbstractContextManager:
+        """Watches the first forward of a block, so that its replay can be held against it."""
+        if self.boundary.plan is not None:
+            return contextlib.nullcontext()
+        watch = watching.Watch(frame)
+        self.operations = watch.names
+        return watch
 
     # -- replay ----------------------------------------------------------------------------------------------------
 
@@ -121,12 +129,18 @@ class Invocation(native.RecomputeHandle):
         """Drops what a session still holds of this call."""
         self.is_recomputed.pop(session_id, None)
         self.held_by_session = False
-        for slot in self._live_slots():
-            slot.value = None
+        self._empty_slots()
 
-    def _live_slots(self) -> list[Slot]:
-        refs = [*self.slots, *(binding.slot for record in self.records for binding in record.bindings)]
-        return [slot for slot in (ref() for ref in refs) if slot is not None]
+    def _empty_slots(self) -> None:
+        for ref in (*self.slots, *(binding.slot for record in self.records for binding in record.bindings)):
+            slot = ref()
+            if slot is not None:
+                slot.value = None
+
+    def _retrace(self) -> contextlib.AbstractContextManager:
+        if self.operations is None:
+            return contextlib.nullcontext()
+        return watching.Retrace(self.operations, self.boundary.name)
 
     def replay(self) -> None:
         """Runs the call again from its inputs and fills the slots that backward can still read."""
@@ -135,12 +149,18 @@ class Invocation(native.RecomputeHandle):
         before = frames.enter(frame)
         finished = False
         try:
-            with _forward_state(self), native.replay_graph(), native.hooks(self._refill(frame), unpack):
+            with (
+                _forward_state(self),
+                native.replay_graph(),
+                native.hooks(self._refill(frame), unpack),
+                self._retrace(),
+            ):
                 self.boundary.fn(*args, **kwargs)
             finished = True
         except _Stop:
             pass
         except Exception as error:
+            self._empty_slots()
             elision.explain(frame, error)
             raise
         finally:

@@ -6,9 +6,10 @@ Everything here was measured on the CPU wheel of 2.10.0; a newer MindSpore is ch
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 
-from mindspore import nn, ops
+from mindspore import Parameter, ops
 from mindspore._c_expression import Cell_
 from mindspore._c_expression.amp import get_curr_amp_strategy
 from mindspore.common.generator import get_rng_state, set_rng_state
@@ -79,13 +80,9 @@ class hooks:
 
 
 def parameter_storages() -> set[int]:
-    """Storage addresses of the parameters of every living Cell."""
-    return {
-        parameter.untyped_storage().data_ptr()
-        for cell in list(nn.Cell.global_cells)
-        for parameter in cell.__dict__.get("_params", {}).values()
-        if parameter is not None
-    }
+    """Storage addresses of every living Parameter. Walks all objects of the process: for diagnosis only."""
+    living = (item for item in gc.get_objects() if issubclass(type(item), Parameter))
+    return {parameter.untyped_storage().data_ptr() for parameter in living}
 
 
 def empty_trigger():

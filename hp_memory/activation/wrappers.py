@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from types import MethodType
@@ -10,6 +11,7 @@ from typing import Any
 from mindspore import nn
 
 from hp_memory.activation import exclude, faces, frames, native, observing
+from hp_memory.activation.capture import Finding, owner_of
 from hp_memory.activation.invocation import Invocation
 from hp_memory.errors import ReplayError
 
@@ -17,15 +19,14 @@ from hp_memory.errors import ReplayError
 class Boundary:
     """What stays the same over the calls of one checkpointed thing: how it is replayed and what was learned of it."""
 
-    __slots__ = ("cells", "context_fn", "early_stop", "fn", "name", "plan")
-
-    def __init__(self, fn: Callable, name: str, early_stop: bool, context_fn: Callable | None, cells: tuple) -> None:
-        self.fn = fn
-        self.name = name
+    def __init__(self, target: Any, name: str | None, early_stop: bool, context_fn: Callable | None = None) -> None:
+        owner = owner_of(target)
+        self.fn = _body(target)
+        self.name = name or _name_of(target)
         self.early_stop = early_stop
         self.context_fn = context_fn
-        self.cells = cells  # whose train flags a replay restores
-        self.plan = None
+        self.cells = tuple(cell for _, cell in owner.cells_and_names()) if owner is not None else ()
+        self.plan = None  # which outputs of excluded regions a replay reads, after the first forward
 
     def run(self, args: tuple, kwargs: dict) -> Any:
         if not native.recording():
@@ -39,18 +40,29 @@ class Boundary:
         return Invocation(self, args, kwargs).forward(self.fn, args, kwargs)
 
 
+class _Named:
+    """A region that is replayed or plain: counted and named, nothing else."""
+
+    def __init__(self, body: Callable, name: str) -> None:
+        self.body = body
+        self.name = name
+
+    def run(self, args: tuple, kwargs: dict) -> Any:
+        return observing.plain(self.name, self.body, args, kwargs)
+
+
 class _Wrapped:
     """A wrapped callable. Usable as a function, as an instance attribute, and as a method on a class."""
 
-    def __init__(self, target: Callable, run: Callable[[tuple, dict], Any], again: Callable) -> None:
+    def __init__(self, target: Callable, part: Any, again: Callable) -> None:
         self.__wrapped__ = target
         self.__name__ = _name_of(target)
         self.__doc__ = target.__doc__
-        self._run = run
-        self._again = again
+        self._hp_part = part
+        self._hp_again = again
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(args, kwargs)
+        return self._hp_part.run(args, kwargs)
 
     def __get__(self, owner: Any, _cls: type | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
@@ -61,17 +73,11 @@ class _Wrapped:
         return getattr(self.__wrapped__, name)
 
     def __deepcopy__(self, memo: dict) -> _Wrapped:
-        import copy
-
-        return self._again(copy.deepcopy(self.__wrapped__, memo))
+        return self._hp_again(copy.deepcopy(self.__wrapped__, memo))
 
 
 def _name_of(target: Any) -> str:
     return getattr(target, "__qualname__", None) or type(target).__name__
-
-
-def _wrap(target: Any, run: Callable, again: Callable) -> Any:
-    return faces.face(target, run, again) if isinstance(target, nn.Cell) else _Wrapped(target, run, again)
 
 
 def _body(target: Any) -> Callable:
@@ -80,9 +86,8 @@ def _body(target: Any) -> Callable:
     return faces.constructor(target) if isinstance(target, nn.Cell) else target
 
 
-def _cells_of(target: Any) -> tuple:
-    owner = getattr(target, "__self__", target)
-    return tuple(cell for _, cell in owner.cells_and_names()) if isinstance(owner, nn.Cell) else ()
+def _wrap(target: Any, part: Any, again: Callable) -> Any:
+    return faces.face(target, part, again) if isinstance(target, nn.Cell) else _Wrapped(target, part, again)
 
 
 def checkpoint_wrapper(
@@ -97,12 +102,9 @@ def checkpoint_wrapper(
             and a control flow that changes behind that point goes unseen (and does no harm).
         context_fn: returns two context managers, for the forward and for the replay.
     """
-    name = name or _name_of(target)
-    boundary = Boundary(_body(target), name, early_stop, context_fn, _cells_of(target))
+    options = {"name": name, "early_stop": early_stop, "context_fn": context_fn}
     return _wrap(
-        target,
-        boundary.run,
-        lambda other: checkpoint_wrapper(other, name=name, early_stop=early_stop, context_fn=context_fn),
+        target, Boundary(target, name, early_stop, context_fn), lambda other: checkpoint_wrapper(other, **options)
     )
 
 
@@ -117,44 +119,54 @@ def checkpoint_exclude_wrapper(
         target: a Cell or a callable.
         name: used in errors and reports.
         save_output: None keeps the output exactly if a replayed operation reads it (learned in the first forward);
-            True always keeps it; False claims that no replay reads it, and a replay that does raises.
+            True always keeps it; False claims that no replay reads it, which is verified.
         remake_inputs: leave inputs that the body saves to the replay; False keeps them (as a reference to compare).
     """
     if save_output not in (None, True, False):
         raise TypeError(f"save_output must be None, True or False, got {save_output!r}")
-    name = name or _name_of(target)
-    region = exclude.Region(_body(target), name, save_output, remake_inputs)
-    return _wrap(
-        target,
-        lambda args, kwargs: exclude.run(region, args, kwargs),
-        lambda other: checkpoint_exclude_wrapper(
-            other, name=name, save_output=save_output, remake_inputs=remake_inputs
-        ),
-    )
+    options = {"name": name, "save_output": save_output, "remake_inputs": remake_inputs}
+    part = exclude.Region(_body(target), owner_of(target), name or _name_of(target), save_output, remake_inputs)
+    return _wrap(target, part, lambda other: checkpoint_exclude_wrapper(other, **options))
 
 
 def region(target: Any, *, name: str) -> Any:
     """Names a part that is *not* excluded, for observation only; computes exactly what ``target`` does."""
-    body = _body(target)
-    return _wrap(
-        target,
-        lambda args, kwargs: observing.plain(name, body, args, kwargs),
-        lambda other: region(other, name=name),
-    )
+    return _wrap(target, _Named(_body(target), name), lambda other: region(other, name=name))
 
 
-_boundaries: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_plans: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def checkpoint(fn: Callable, *args: Any, name: str | None = None, early_stop: bool = False, **kwargs: Any) -> Any:
-    """Calls ``fn(*args, **kwargs)`` once under a checkpoint; what was learned of ``fn`` is kept while it lives."""
-    owner = getattr(fn, "__func__", fn)
-    return _boundary_of(fn, owner, name, early_stop).run(args, kwargs)
+    """Calls ``fn(*args, **kwargs)`` once under a checkpoint.
+
+    What the first forward teaches is kept for as long as ``fn`` (or the Cell a bound method belongs to) lives. A lambda
+    made anew in each step is watched in each step; wrap what is called often instead.
+    """
+    boundary = Boundary(fn, name, early_stop)
+    known = _plans.setdefault(getattr(fn, "__self__", fn), {})
+    method = getattr(fn, "__func__", None)
+    boundary.plan = known.get(method)
+    out = boundary.run(args, kwargs)
+    known[method] = boundary.plan
+    return out
 
 
-def _boundary_of(fn: Callable, owner: Any, name: str | None, early_stop: bool) -> Boundary:
-    made = Boundary(_body(fn), name or _name_of(fn), early_stop, None, _cells_of(fn))
-    if owner is not fn:  # a bound method is a new object at each access
-        return made
-    kept = _boundaries.get(fn)
-    return kept or _boundaries.setdefault(fn, made)
+def findings(wrapped: Any) -> list[Finding]:
+    """What became of each tensor that the excluded regions of a checkpointed thing save, and of their outputs.
+
+    Empty before its first forward. Elided outputs are in it with ``how="elided"``.
+    """
+    plan = wrapped._hp_part.plan
+    if plan is None:
+        return []
+    found = []
+    for ref, read in zip(plan.regions, plan.read, strict=True):
+        part = ref()
+        if part is None:
+            continue
+        found += part.findings
+        for leaf, kept in enumerate(read):
+            how = "kept for replay" if kept or part.save_output else "elided: no replay reads it"
+            found.append(Finding(part.name, f"output {leaf}", how, (), "", 0))
+    return found

@@ -1,4 +1,4 @@
-"""What autograd is given instead of a tensor: an empty slot that a replay fills.
+"""What autograd is given instead of a tensor, and how backward gets the tensor from it.
 
 Ownership, so that everything dies with the graph and without the garbage collector:
 ``autograd -> Slot -> Invocation -> records -> weakref(Slot)``.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspore import nn, ops
+
 from hp_memory.activation import native, observing
+from hp_memory.errors import ReplayError
 
 
 class Slot:
-    """One tensor that backward reads and the first forward doesn't keep.
+    """One tensor that backward reads and the first forward doesn't keep: empty until a replay fills it.
 
     ``uses`` is how many saved tensors stand on it (``x * x`` saves x twice); ``left`` how many of them backward has
     still to read before the replayed tensor can be dropped.
@@ -63,10 +66,60 @@ class View:
         return native.as_strided(base, self.shape, self.stride, base.storage_offset() + self.offset)
 
 
+class Copy:
+    """A contiguous copy of a slot's tensor in another shape: the backend made one before the kernel saved it."""
+
+    __slots__ = ("shape", "slot")
+
+    def __init__(self, slot: Slot, shape: tuple) -> None:
+        self.slot = slot
+        self.shape = shape
+
+    def take(self) -> Any:
+        return self.slot.take().reshape(self.shape).contiguous()
+
+
+class OfParameter:
+    """A Parameter, or a cast or reshape of one. The parameter is looked up again in its Cell when backward reads it.
+
+    Keeping the tensor would keep the gathered copy of a sharded parameter, or a half-precision copy of the experts.
+    As in every checkpoint, parameters must not change between a forward and its backward.
+    """
+
+    __slots__ = ("cell", "dtype", "name", "shape")
+
+    def __init__(self, cell: nn.Cell, name: str, shape: tuple, dtype: Any) -> None:
+        self.cell = cell
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+
+    def take(self) -> Any:
+        value = self.cell._params[self.name].data
+        if value.size != _elements(self.shape):
+            raise ReplayError(
+                f"parameter {self.name} has shape {tuple(value.shape)} when backward reads it, the forward saved "
+                f"{self.shape}: a sharded parameter has to be gathered before backward"
+            )
+        if value.dtype != self.dtype:
+            value = ops.cast(value, self.dtype)
+        return value if tuple(value.shape) == self.shape else value.reshape(self.shape).contiguous()
+
+
+def _elements(shape: tuple) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+_RECIPES = frozenset({Slot, View, Copy, OfParameter})
+
+
 def unpack(packed: Any) -> Any:
     """The unpack hook of every checkpointed call and excluded region."""
     if observing.active is not None:
         observing.active.freeze()
-    if type(packed) is Slot or type(packed) is View:
+    if type(packed) in _RECIPES:
         return packed.take()
     return packed.tensor if type(packed) is observing.Kept else packed

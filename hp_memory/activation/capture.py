@@ -1,0 +1,184 @@
+"""What the body of an excluded region saves for backward: recognised as something to make again, or kept.
+
+Most packs end at the first look (the input itself: one user-data read and one type check) or at the second (its
+storage). Only what neither knows costs a look at the graph node, constant in time too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mindspore import Parameter, Tensor, nn
+
+from hp_memory.activation import elision, observing
+from hp_memory.activation.frames import Frame
+from hp_memory.activation.recipes import Copy, OfParameter, Slot, View
+from hp_memory.activation.trees import Path, call_tensors
+
+_SLOT = "hp_memory_slot"
+# Graph nodes that change the shape and leave the order of elements: reshaping the input gives the same values.
+_SAME_ORDER = frozenset({"Contiguous", "Reshape", "View", "ExpandDims", "ExpandDimsView", "Squeeze"})
+
+
+class Input(NamedTuple):
+    """One tensor argument of an excluded call. ``slot`` is None where a replay can't make it again."""
+
+    path: Path
+    tensor: Tensor
+    slot: Slot | None
+    version: int
+    storage: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one tensor that a region saves for backward; ``nbytes`` is 0 where nothing is kept."""
+
+    region: str
+    what: str
+    how: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+class Capture:
+    """The pack hook of one run of a body. MindSpore keeps it with every saved tensor: ``close`` empties it."""
+
+    def __init__(self, frame: Frame, region: Any, args: tuple, kwargs: dict) -> None:
+        self.frame = frame
+        self.region = region
+        self.invocation = frame.invocation
+        self.findings: list[Finding] | None = [] if frame.reads is not None else None
+        self.inputs = self._mark(args, kwargs)
+        self.storages = {item.storage: item for item in self.inputs.values() if item.slot is not None and item.storage}
+        self.nodes: dict | None = None
+        for cell, name in region.parameters():
+            parameter = cell._params.get(name)
+            if parameter is not None:
+                self.storages[parameter.untyped_storage().data_ptr()] = (cell, name)
+
+    def _mark(self, args: tuple, kwargs: dict) -> dict[int, Input]:
+        """Puts a slot on every input that a replay of this block makes again."""
+        inputs: dict[int, Input] = {}
+        for path, tensor in call_tensors(args, kwargs):
+            if id(tensor) in inputs or isinstance(tensor, Parameter):
+                continue
+            slot = None
+            # A replay doesn't run the region that made this one: it has to be kept here. So its record needn't be.
+            if self.region.remake_inputs and elision.produced(tensor, self.invocation.token) is None:
+                slot = Slot(self.invocation, 0)
+                tensor._set_user_data(_SLOT, slot)
+            inputs[id(tensor)] = Input(path, tensor, slot, tensor._version, tensor.untyped_storage().data_ptr())
+        return inputs
+
+    def close(self) -> None:
+        """Takes the marks off the inputs and lets go of them."""
+        for item in self.inputs.values():
+            item.tensor._set_user_data(_SLOT, None)
+        self.storages = self.nodes = None
+        self.inputs = {}
+
+    def pack(self, tensor: Tensor) -> Any:
+        slot = tensor._get_user_data(_SLOT)
+        if type(slot) is Slot and slot.invocation is self.invocation:
+            slot.uses += 1
+            return self._note(slot, tensor, "made again by the replay")
+        known = self.storages.get(tensor.untyped_storage().data_ptr())
+        recipe = self._of_storage(tensor, known) if known is not None else self._of_node(tensor)
+        if recipe is not None:
+            return self._note(recipe, tensor, _HOW[type(recipe)])
+        return self._keep(tensor)
+
+    def _of_storage(self, tensor: Tensor, known: Any) -> Any:
+        if type(known) is not Input:
+            cell, name = known
+            self.region.uses_parameter(cell, name)
+            parameter = cell._params[name]
+            same = tensor.shape == parameter.shape and tensor.stride() == parameter.stride()
+            return OfParameter(cell, name, tuple(tensor.shape), tensor.dtype) if same else None
+        if tensor.dtype != known.tensor.dtype:
+            return None
+        known.slot.uses += 1
+        offset = tensor.storage_offset() - known.tensor.storage_offset()
+        return View(known.slot, tuple(tensor.shape), tuple(tensor.stride()), offset)
+
+    def _of_node(self, tensor: Tensor) -> Any:
+        """A copy of an input or of a parameter, told by the graph node that made it."""
+        node = tensor._grad_node
+        if node is None:
+            return None
+        name, output, cast = node.name(), tensor._output_index, False
+        while name in _SAME_ORDER or (name == "Cast" and not cast):
+            cast = cast or name == "Cast"
+            node, output = node.next_functions[0]
+            if node is None:
+                return None
+            name = node.name()
+        made_of = self._by_node().get((node._unique_id(), output))
+        if type(made_of) is Input and not cast and made_of.tensor.size == tensor.size:
+            made_of.slot.uses += 1
+            return Copy(made_of.slot, tuple(tensor.shape))
+        if type(made_of) is tuple:
+            self.region.uses_parameter(*made_of)
+            return OfParameter(*made_of, tuple(tensor.shape), tensor.dtype)
+        return None
+
+    def _by_node(self) -> dict:
+        if self.nodes is None:
+            self.nodes = {}
+            for known in self.storages.values():
+                tensor = known.tensor if type(known) is Input else known[0]._params[known[1]]
+                if tensor._grad_node is not None:
+                    self.nodes[tensor._grad_node._unique_id(), tensor._output_index] = known
+        return self.nodes
+
+    def _note(self, recipe: Any, tensor: Tensor, how: str) -> Any:
+        if self.findings is not None:
+            self._find(tensor, how, 0)
+        return recipe
+
+    def _keep(self, tensor: Tensor) -> Any:
+        self.frame.guarded.append((tensor, tensor._version, self.region, "a tensor saved by the body"))
+        observation = observing.active
+        if observation is None and self.findings is None:
+            return tensor.data
+        reason = self._reason(tensor)
+        if self.findings is not None:
+            self._find(tensor, f"kept: {reason}", tensor.untyped_storage().nbytes())
+        if observation is None:
+            return tensor.data
+        return observing.Kept(tensor.data, observation.keep(tensor, self.region.name, reason))
+
+    def _reason(self, tensor: Tensor) -> str:
+        storage = tensor.untyped_storage().data_ptr()
+        if not self.region.remake_inputs and any(item.storage == storage for item in self.inputs.values()):
+            return "input not rebuildable"
+        node = tensor._grad_node
+        return "backend copied it" if node is not None and node.name() == "Contiguous" else "saved for backward"
+
+    def _find(self, tensor: Tensor, how: str, nbytes: int) -> None:
+        number = f"saved tensor {len(self.findings)}"
+        shape, dtype = tuple(tensor.shape), str(tensor.dtype).lower()
+        self.findings.append(Finding(self.region.name, number, how, shape, dtype, nbytes))
+
+
+_HOW = {
+    View: "made again as a view of an input",
+    Copy: "made again as a copy of an input",
+    OfParameter: "read from the parameter",
+}
+
+
+def owner_of(target: Any) -> nn.Cell | None:
+    """The Cell whose parameters a body uses: the Cell itself, or the one a bound method belongs to."""
+    owner = getattr(target, "__self__", target)
+    return owner if isinstance(owner, nn.Cell) else None
+
+
+def parameters_of(owner: nn.Cell | None) -> list[tuple[nn.Cell, str]]:
+    """(cell, name) of every parameter of ``owner``: where to find it again, also after it was resharded."""
+    if owner is None:
+        return []
+    return [(cell, name) for _, cell in owner.cells_and_names() for name in cell._params]

@@ -1,0 +1,117 @@
+"""Watches a first forward: which operations run outside excluded regions, and whose outputs they read.
+
+MindSpore's dispatch mode sees operations. It doesn't see what the host reads (``asnumpy``, ``bool``, an integer
+index), so these methods of Tensor are replaced while a forward is watched.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import MsDispatchMode, Tensor
+
+from hp_memory.activation import frames
+from hp_memory.activation.elision import produced
+from hp_memory.errors import ReplayError
+
+
+def _note(frame: frames.Frame, tensor: Tensor, reader: str) -> None:
+    key = produced(tensor, frame.invocation.token)
+    if key is not None:
+        frame.reads.setdefault(key, reader)
+
+
+class Watch(MsDispatchMode):
+    """Notes every operation outside excluded regions, and the excluded outputs it takes."""
+
+    def __init__(self, frame: frames.Frame) -> None:
+        self.frame = frame
+        self.names: list[str] = []
+
+    def __enter__(self) -> Watch:
+        self.frame.reads = {}
+        _host_reads.start()
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> bool:
+        _host_reads.stop()
+        return super().__exit__(*exc)
+
+    def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
+        if self.frame.inside is None:
+            self.names.append(func.name)
+            self._scan(func.name, args)
+        return func(*args, **(kwargs or {}))
+
+    def _scan(self, reader: str, values: Any) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                _note(self.frame, value, reader)
+            elif isinstance(value, (tuple, list)):
+                self._scan(reader, value)
+
+
+class Retrace(MsDispatchMode):
+    """Compares the operations of a replay with those of the watched forward."""
+
+    def __init__(self, names: list[str], block: str) -> None:
+        self.names = names
+        self.block = block
+        self.done = 0
+
+    def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
+        expected = self.names[self.done] if self.done < len(self.names) else "nothing"
+        if func.name != expected:
+            raise ReplayError(
+                f"the replay of {self.block} runs {func.name} where its forward ran {expected} "
+                f"(operation {self.done}): control flow changed between forward and replay"
+            )
+        self.done += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _HostReads:
+    """Replaces the methods by which the host reads a tensor, for as long as any forward is watched."""
+
+    METHODS = ("__getitem__", "__setitem__", "__bool__", "__int__", "__float__", "__index__", "__str__", "__repr__")
+    METHODS += ("__array__", "__iter__", "asnumpy", "tolist", "item", "numpy")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched = 0
+        self._own: dict[str, Callable | None] = {}
+
+    def start(self) -> None:
+        with self._lock:
+            self._watched += 1
+            if self._watched == 1:
+                for name in self.METHODS:
+                    if hasattr(Tensor, name):
+                        self._own[name] = Tensor.__dict__.get(name)
+                        setattr(Tensor, name, _noting(name, getattr(Tensor, name)))
+
+    def stop(self) -> None:
+        with self._lock:
+            self._watched -= 1
+            if self._watched == 0:
+                for name, own in self._own.items():
+                    if own is None:  # inherited
+                        delattr(Tensor, name)
+                    else:
+                        setattr(Tensor, name, own)
+                self._own.clear()
+
+
+def _noting(name: str, original: Callable) -> Callable:
+    def read(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        frame = frames.current()
+        if frame is not None and frame.reads is not None and frame.inside is None:
+            _note(frame, self, f"Tensor.{name}")
+        return original(self, *args, **kwargs)
+
+    return read
+
+
+_host_reads = _HostReads()
