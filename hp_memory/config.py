@@ -55,11 +55,22 @@ class CompareConfig(HPConfig):
     """Further steps that are timed, layouts alternating step by step."""
 
 
+@dataclass
+class ExportConfig(HPConfig):
+    """``hp-memory export``: the plan as MindFormers YAML."""
+
+    to: str = "???"
+    """``mindformers-2.0`` or ``-2.1`` (its own settings), or ``mindformers-callback`` (ours, with the plan in it)."""
+    output: str | None = None
+    """The file to write; null prints."""
+
+
 SCHEMAS: dict[str, type] = {
     "train": HPConfig,
     "compare": CompareConfig,
     "launch": HPConfig,
     "doctor": HPConfig,
+    "export": ExportConfig,
 }
 
 
@@ -79,7 +90,7 @@ def validate(cfg: HPConfig) -> None:
     if cfg.engine not in ENGINES:
         raise ConfigError("engine", cfg.engine, "no such engine", ENGINES)
     cfg.model.validate("model")
-    cfg.parallel.validate("parallel")
+    cfg.parallel.validate("parallel", cfg.model)
     cfg.pipeline.validate("pipeline")
     cfg.offload.validate("offload")
     cfg.launch.validate("launch")
