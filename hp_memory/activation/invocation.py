@@ -140,7 +140,7 @@ class Invocation(native.RecomputeHandle):
     def _retrace(self) -> contextlib.AbstractContextManager:
         if self.operations is None:
             return contextlib.nullcontext()
-        return watching.Retrace(self.operations, self.boundary.name)
+        return watching.Retrace(self.operations, self.boundary.name, self.boundary.context_fn is not None)
 
     def replay(self) -> None:
         """Runs the call again from its inputs and fills the slots that backward can still read."""

@@ -54,14 +54,21 @@ class Watch(MsDispatchMode):
 
 
 class Retrace(MsDispatchMode):
-    """Compares the operations of a replay with those of the watched forward."""
+    """Compares the operations of a replay with those of the watched forward.
 
-    def __init__(self, names: list[str], block: str) -> None:
+    With ``may_skip`` the replay may leave out operations: the user's ``context_fn`` tells a model that it is replayed,
+    so that it doesn't count tokens or log losses a second time.
+    """
+
+    def __init__(self, names: list[str], block: str, may_skip: bool = False) -> None:
         self.names = names
         self.block = block
+        self.may_skip = may_skip
         self.done = 0
 
     def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
+        if self.may_skip and func.name in self.names[self.done :]:
+            self.done = self.names.index(func.name, self.done)
         expected = self.names[self.done] if self.done < len(self.names) else "nothing"
         if func.name != expected:
             raise ReplayError(
