@@ -1,0 +1,48 @@
+"""``hp-memory export``: the plan as MindFormers YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from hp_memory.errors import ConfigError
+from hp_memory.layout import build_plan
+from hp_memory.mindformers.train_config import train_config, with_callback, with_native_settings
+from hp_memory.models.mindformers_settings import fingerprint
+
+if TYPE_CHECKING:
+    from hp_memory.config import ExportConfig
+
+TARGETS = ("mindformers-2.0", "mindformers-2.1", "mindformers-callback")
+
+
+def run(cfg: ExportConfig) -> int:
+    """Writes the file, or prints it where ``output`` is null.
+
+    Raises:
+        ConfigError: for a target that doesn't exist, or a plan that it can't express.
+    """
+    text = render(cfg)
+    if cfg.output is None:
+        print(text, end="")
+        return 0
+    Path(cfg.output).write_text(text)
+    print(f"wrote {cfg.output}")
+    return 0
+
+
+def render(cfg: ExportConfig) -> str:
+    """The YAML, below a comment with the plan in words."""
+    if cfg.to not in TARGETS:
+        raise ConfigError("to", cfg.to, "no such target", TARGETS)
+    plan = build_plan(cfg.layout, fingerprint(cfg.model, cfg.parallel))
+    config = train_config(cfg)
+    if cfg.to == "mindformers-callback":
+        config = with_callback(config, cfg.layout)
+    else:
+        config = with_native_settings(config, plan, cfg.to.removeprefix("mindformers-"))
+    words = "".join(f"#   {line}\n" for line in plan.in_words().splitlines())
+    head = f"# {cfg.name}, for {cfg.to}. Plan {plan.hash()}:\n{words}"
+    return head + yaml.safe_dump(config, sort_keys=False)

@@ -1,0 +1,170 @@
+"""A plan in MindFormers' own words: which settings of a version mean which regions. No MindSpore here.
+
+MindFormers 2.0 excludes operations from a replay by a part of their name, for all replayed layers alike. MindFormers
+2.1 excludes cells, methods and communication slots by their path, for the layers it is told. Neither can say all that
+a plan can; what a version can't say is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hp_memory.errors import ConfigError
+from hp_memory.layout import ActivationPlan, LayerPlan
+from hp_memory.layout.layers import format_layers
+
+VERSIONS = ("2.0", "2.1")
+
+# 2.0: regions that one name stands for. The routing decision is the indices that top-k returns: with them saved, the
+# counts and split sizes that a replay computes are the same integers.
+_NAMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("router",), ("topk",)),
+    (("all2all.in", "all2all.out"), ("alltoall",)),
+    (("gmm.up", "gmm.down"), ("groupedmatmul",)),
+    (("attention.core",), ("flashattention",)),
+)
+_IN_DENSE = {"flashattention"}
+# Not named, and replayed by 2.0 without harm (see above).
+_FOLLOWS_THE_ROUTER = ("dispatch.counts",)
+
+# Both: what one path covers, widest first.
+_PATHS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("attention.qkv", "attention.core", "attention.out"), "self_attention"),
+    (("mlp.up", "mlp.act", "mlp.down"), "mlp"),
+    (("attention.norm",), "input_layernorm"),
+    (("attention.core",), "self_attention.core_attention"),
+    (("attention.out",), "self_attention.linear_proj"),
+    (("mlp.norm",), "pre_mlp_layernorm"),
+    (("mlp.up",), "mlp.linear_fc1"),
+    (("mlp.down",), "mlp.linear_fc2"),
+    (("shared_experts",), "mlp.shared_experts"),
+)
+_EXPERTS_ALONE = ("dispatch.permute", "gmm.up", "compute.act", "gmm.down", "combine.unpermute")
+_REPLAY_PATHS = (
+    (_EXPERTS_ALONE, "mlp.experts"),
+    (
+        (
+            *("dispatch.permute", "all2all.in", "compute.resort", "gmm.up", "compute.act", "gmm.down"),
+            *("combine.unsort", "all2all.out", "combine.unpermute"),
+        ),
+        "mlp.experts",
+    ),
+    *_PATHS,
+)
+_EXCLUDE_PATHS = (
+    (("gmm.up", "compute.act", "gmm.down"), "mlp.experts.experts_forward"),
+    (("router",), "mlp.router"),
+    (("dispatch.counts",), "mlp.experts.expert_counts.alltoall"),
+    (("all2all.in",), "mlp.experts.input.alltoallsingle"),
+    (("all2all.out",), "mlp.experts.output.alltoallsingle"),
+    (("attention.qkv",), "self_attention.get_query_key_value_tensors"),
+    *_PATHS,
+)
+# Cells of their own only where no expert parallelism takes them over.
+_EXCLUDE_ALONE = ((("dispatch.permute",), "mlp.experts.permute"), (("combine.unpermute",), "mlp.experts.unpermute"))
+
+_HINT = "the callback can say it (to=mindformers-callback)"
+
+
+def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[str, Any]:
+    """MindFormers' ``recompute``, ``recompute_comm`` and ``swap`` sections for this plan.
+
+    Raises:
+        ConfigError: naming the first thing that this version has no setting for.
+    """
+    work = [(layer, _replayed(plan, layer)) for layer in plan.layers]
+    work = [(layer, replayed) for layer, replayed in work if replayed]
+    # A replayed block with exceptions; a saved block of which parts are replayed is the other kind.
+    whole = [layer for layer, _ in work if layer.layout.default == "recompute"]
+    parts: dict[str, list[int]] = {}
+    for layer, replayed in work:
+        if layer not in whole:
+            for name in _cover(layer, replayed, _REPLAY_PATHS, version, path, "replay"):
+                parts.setdefault(name, []).append(layer.layer)
+    recompute: dict[str, Any] = {"mode": "select" if parts else "full" if whole else "None"}
+    if whole:
+        recompute["full_recompute_layer"] = _ranges(layer.layer for layer in whole)
+    if parts:
+        recompute["select_module"] = {name: _ranges(ids) for name, ids in parts.items()}
+    excluded = _by_name(plan, whole, bool(parts), path) if version == "2.0" else _by_path(plan, whole, path)
+    if excluded:
+        recompute["exclude_op"] = excluded
+    return {"recompute": recompute, "recompute_comm": {"enable": False}, "swap": {"enable": False}}
+
+
+def _replayed(plan: ActivationPlan, layer: LayerPlan) -> tuple[str, ...]:
+    return layer.layout.replays(plan.regions(layer.layer))
+
+
+def _saved(plan: ActivationPlan, layer: LayerPlan) -> list[str]:
+    return [r for r in plan.regions(layer.layer) if layer.layout.action(r) == "save"]
+
+
+def _ranges(layers: Iterable[int]) -> list[str]:
+    return format_layers(sorted(layers)).split(", ")
+
+
+def _by_name(plan: ActivationPlan, whole: list[LayerPlan], parts: bool, path: str) -> list[str]:
+    """2.0's ``exclude_op``: one list, which takes effect in every replayed layer that has such an operation."""
+    wanted = {layer.layer: _names(plan, layer, path) for layer in whole}
+    everywhere = set().union(*wanted.values())
+    for layer in whole:
+        if wanted[layer.layer] != everywhere & (_IN_DENSE if layer.kind == "dense" else everywhere):
+            why = f"MindFormers 2.0 excludes the same operations in every replayed layer, {_HINT}"
+            raise ConfigError(f"{path}.layers", f"layer {layer.layer}", why)
+    if parts and everywhere - {"topk"}:
+        why = f"MindFormers 2.0 would exclude these in the layers that are replayed in part, too, {_HINT}"
+        raise ConfigError(f"{path}.save", sorted(everywhere), why)
+    return sorted(everywhere)
+
+
+def _names(plan: ActivationPlan, layer: LayerPlan, path: str) -> set[str]:
+    saved = set(_saved(plan, layer)) - set(_FOLLOWS_THE_ROUTER)
+    if layer.layout.spans:
+        raise ConfigError(
+            f"{path}.as_one", layer.layout.spans[0], f"MindFormers 2.0 excludes operations one by one, {_HINT}"
+        )
+    names: set[str] = set()
+    for regions, words in _NAMES:
+        here = [r for r in regions if r in plan.regions(layer.layer)]
+        if here and set(here) <= saved:
+            names |= set(words)
+            saved -= set(here)
+    if saved:
+        region = min(saved, key=plan.regions(layer.layer).index)
+        why = f"MindFormers 2.0 has no operation name that means {region} and nothing else, {_HINT}"
+        raise ConfigError(f"{path}.save", region, why, [r for regions, _ in _NAMES for r in regions])
+    return names
+
+
+def _by_path(plan: ActivationPlan, whole: list[LayerPlan], path: str) -> dict[str, list[str]]:
+    """2.1's ``exclude_op``: layers by path."""
+    alone = _EXCLUDE_ALONE if "all2all.in" in plan.fingerprint.absent else ()
+    found: dict[str, list[int]] = {}
+    for layer in whole:
+        for name in _cover(layer, _saved(plan, layer), (*_EXCLUDE_PATHS, *alone), "2.1", path, "save"):
+            found.setdefault(name, []).append(layer.layer)
+    return {name: _ranges(layers) for name, layers in found.items()}
+
+
+def _cover(
+    layer: LayerPlan,
+    regions: Sequence[str],
+    table: Sequence[tuple[tuple[str, ...], str]],
+    version: str,
+    path: str,
+    verb: str,
+) -> list[str]:
+    """The paths that together cover exactly ``regions``."""
+    left, names = set(regions), []
+    for covered, name in table:
+        if set(covered) <= left:
+            left -= set(covered)
+            names.append(f"transformer_layer.{name}" if layer.kind == "mtp" else name)
+    if left:
+        region = min(left, key=list(regions).index)
+        key = "recompute" if verb == "replay" else "save"
+        why = f"MindFormers {version} has no path to {verb} {region} of layer {layer.layer} alone, {_HINT}"
+        raise ConfigError(f"{path}.{key}", region, why)
+    return names

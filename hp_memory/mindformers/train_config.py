@@ -1,0 +1,118 @@
+"""A config of ours as MindFormers' training config. No MindSpore here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hp_memory.errors import ConfigError
+from hp_memory.layout import ActivationPlan, LayoutSettings
+from hp_memory.mindformers import conflicts, native_settings
+from hp_memory.models.mindformers_settings import model_section
+
+if TYPE_CHECKING:
+    from hp_memory.config import HPConfig
+
+CALLBACK = "HPMemoryCallback"
+SCHEDULES = ("1f1b", "interleaved_1f1b", "gpipe")
+
+
+def train_config(cfg: HPConfig, dtype: str = "bfloat16") -> dict[str, Any]:
+    """Every section but the dataset and what says how activations are kept.
+
+    Args:
+        cfg: the experiment.
+        dtype: of parameters and compute.
+
+    Raises:
+        ConfigError: for a pipeline that MindFormers has no name for.
+    """
+    train = cfg.train
+    return {
+        "training": {
+            "steps": train.steps,
+            "local_batch_size": train.micro_batch_size,
+            "global_batch_size": train.micro_batch_size * train.micro_batches * cfg.parallel.data,
+            "seed": cfg.seed,
+        },
+        "optimizer": {
+            "type": "AdamW",
+            "betas": [train.beta1, train.beta2],
+            "eps": train.epsilon,
+            "weight_decay": train.weight_decay,
+        },
+        "lr_scheduler": {
+            "type": "CosineWithWarmUpLR",
+            "learning_rate": train.learning_rate,
+            "lr_end": train.min_learning_rate,
+            "warmup_steps": train.warmup_steps,
+        },
+        "parallelism": _parallelism(cfg),
+        "model": model_section(cfg.model, dtype),
+    }
+
+
+def _parallelism(cfg: HPConfig) -> dict[str, Any]:
+    parallel = cfg.parallel
+    section: dict[str, Any] = {
+        "data_parallel_shard": parallel.fsdp,
+        "tensor_parallel": parallel.tensor,
+        # MindFormers 2.1 refuses tensor parallelism without it, 2.0 takes both.
+        "sequence_parallel": parallel.tensor > 1,
+        "context_parallel": parallel.context,
+        "expert_parallel": parallel.expert,
+        "pipeline_parallel": parallel.pipeline,
+    }
+    return section | (_pipeline(cfg) if parallel.pipeline > 1 else {})
+
+
+def _pipeline(cfg: HPConfig) -> dict[str, Any]:
+    pipeline = cfg.pipeline
+    if pipeline.stages != cfg.parallel.pipeline:
+        raise ConfigError("pipeline.stages", pipeline.stages, f"parallel.pipeline is {cfg.parallel.pipeline}")
+    if pipeline.schedule not in SCHEDULES:
+        raise ConfigError("pipeline.schedule", pipeline.schedule, "MindFormers has no such schedule", SCHEDULES)
+    if pipeline.layouts:
+        why = "MindFormers' settings know layers, not stages; name the layers in layout.layers"
+        raise ConfigError("pipeline.layouts", len(pipeline.layouts), why)
+    return {
+        "pipeline_parallel_schedule": pipeline.schedule,
+        "pipeline_parallel_interleave_num": pipeline.interleave,
+        "pipeline_parallel_layers_per_stage": _layers_per_stage(cfg),
+        "pipeline_parallel_overlap_p2p": pipeline.overlap_p2p,
+        "pipeline_parallel_overlap_b_f": pipeline.overlap_b_f,
+        "pipeline_parallel_enable_dxdw_split": pipeline.split_backward,
+    }
+
+
+def _layers_per_stage(cfg: HPConfig) -> str | list[str]:
+    """One string per rank, its chunks separated by commas: ``["0-1,4-5", "2-3,6-7"]``."""
+    if cfg.pipeline.layers_per_stage == "auto":
+        return "auto"
+    chunks = cfg.pipeline.layers_of_chunks(cfg.model.num_layers)
+    ranks: list[list[str]] = [[] for _ in range(cfg.pipeline.stages)]
+    for rank, layers in zip(cfg.pipeline.placement, chunks, strict=True):
+        ranks[rank].append(str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}")
+    return [",".join(rank) for rank in ranks]
+
+
+def with_callback(config: dict[str, Any], layout: LayoutSettings) -> dict[str, Any]:
+    """The config with our callback and the layout in it, which is a plan for every model of the same kind.
+
+    Raises:
+        ConfigError: for settings that clash with a plan or with each other.
+    """
+    conflicts.refuse(config, with_plan=True)
+    stanza = {key: value for key, value in asdict(layout).items() if value}
+    return config | {"callbacks": [{"type": CALLBACK, "plan": stanza}]}
+
+
+def with_native_settings(config: dict[str, Any], plan: ActivationPlan, version: str) -> dict[str, Any]:
+    """The config with the plan in MindFormers' own settings.
+
+    Raises:
+        ConfigError: for what this version can't say, and for settings that clash.
+    """
+    config = config | native_settings.sections(plan, version)
+    conflicts.refuse(config, with_plan=False)
+    return config

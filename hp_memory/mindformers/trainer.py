@@ -1,0 +1,136 @@
+"""``engine=mindformers``: trains with MindFormers' own Trainer and model, our plan installed by the callback."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hp_memory.errors import ConfigError
+from hp_memory.layout import ActivationPlan
+from hp_memory.mindformers import conflicts
+from hp_memory.mindformers.train_config import train_config
+from hp_memory.models.mindformers_settings import family
+from hp_memory.train.data import Batches, load_corpus
+from hp_memory.train.progress import Progress
+
+if TYPE_CHECKING:
+    from hp_memory.config import HPConfig
+
+REPORT = "mindformers_report.json"
+
+
+class Steps:
+    """Every step's batch by its number, as a MindSpore dataset source: tokens and labels, each (B, S) int32."""
+
+    def __init__(self, batches: Batches, steps: int) -> None:
+        self.batches, self.steps = batches, steps
+
+    def __getitem__(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        micro = self.batches.step(int(step))
+        return np.concatenate([m.tokens for m in micro]), np.concatenate([m.labels for m in micro])
+
+    def __len__(self) -> int:
+        return self.steps
+
+
+def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
+    """Trains ``cfg.train.steps`` steps in this process.
+
+    Args:
+        cfg: the experiment.
+        plan: made for this model (see ``hp_memory.models.mindformers_settings.fingerprint``).
+        run_dir: receives MindFormers' logs, checkpoints, the progress and the callback's report.
+
+    Returns:
+        Losses and seconds per step, what this machine needed, and the callback's report; JSON-ready.
+
+    Raises:
+        ConfigError: for a family that MindFormers can't train, or settings that clash.
+        NeedsHyperParallel: for several processes without the real package.
+    """
+    _refuse_plan_only(cfg)
+    # MindFormers reads it while it is imported.
+    os.environ.setdefault("LOCAL_DEFAULT_PATH", str(run_dir / "mindformers"))
+    config = _config(cfg, run_dir)
+    conflicts.refuse(config, with_plan=True)
+    lines = _prepare()
+    from mindformers.pynative.trainer.trainer import Trainer
+
+    from hp_memory.mindformers.callback import HPMemoryCallback
+
+    callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT))
+    trainer = Trainer(config=config, train_dataset=_dataset(cfg), callbacks=[callback])
+    progress = _Recorder(trainer, Progress(run_dir, 0))
+    trainer.train()
+    return {
+        "engine": "mindformers",
+        "losses": progress.losses,
+        "seconds": progress.seconds,
+        "environment": lines,
+        **callback.to_dict(),
+    }
+
+
+def _refuse_plan_only(cfg: HPConfig) -> None:
+    why = family(cfg.model).plan_only
+    if why:
+        raise ConfigError("model.family", cfg.model.family, f"can only be planned: {why}")
+
+
+def _prepare() -> list[str]:
+    import mindspore as ms
+
+    from hp_memory.mindformers import environment
+
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    lines = environment.prepare(environment.world_size())
+    for line in lines:
+        print(line, flush=True)
+    return lines
+
+
+def _config(cfg: HPConfig, run_dir: Path) -> dict[str, Any]:
+    import mindspore as ms
+
+    device = ms.get_context("device_target")
+    # No CPU kernel of MindSpore 2.10 trains in bfloat16.
+    config = train_config(cfg, "float32" if device == "CPU" else "bfloat16")
+    checkpoint = {
+        "enable_save": cfg.train.save_last or cfg.train.save_every > 0,
+        "save_path": str(run_dir / "checkpoints"),
+        "save_interleaved_steps": cfg.train.save_every or cfg.train.steps,
+        "load_path": cfg.train.resume_from or "",
+    }
+    data = {"dataloader": {"type": "GeneratorDataset"}}
+    return config | {"checkpoint": checkpoint, "train_dataset": data, "context": {"device_target": device}}
+
+
+def _dataset(cfg: HPConfig) -> Any:
+    import mindspore.dataset as ds
+
+    corpus = load_corpus(cfg.data)
+    batches = Batches(corpus.train, cfg.model.seq_length, cfg.train, rank=0, world_size=1, seed=cfg.data.seed)
+    return ds.GeneratorDataset(Steps(batches, cfg.train.steps), ["input_ids", "labels"], shuffle=False)
+
+
+class _Recorder:
+    """Losses and times of a Trainer's steps, also as progress lines."""
+
+    def __init__(self, trainer: Any, progress: Progress) -> None:
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+        self._step, self._progress, self._trainer = trainer.training_step, progress, trainer
+        trainer.training_step = self._timed
+
+    def _timed(self, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        loss, norm = self._step(*args, **kwargs)
+        self.losses.append(float(loss.asnumpy().ravel()[0]))
+        self.seconds.append(time.perf_counter() - began)
+        step = self._trainer.state.global_step + 1
+        self._progress.write(step=step, loss=self.losses[-1], seconds=round(self.seconds[-1], 4))
+        return loss, norm
