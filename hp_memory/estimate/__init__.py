@@ -1,0 +1,1 @@
+"""The dry run on the meta device: what each stage of a full-size model needs, when, and which plan fits a budget."""

@@ -1,0 +1,148 @@
+"""What a layer holds after its forward under a layout, from one trace of the layer without any plan.
+
+The rules are those of ``hp_memory.activation``: a boundary holds the block's inputs; a saved region holds what its
+operations save, except what a replay makes again; a saved region's output is held if a replayed operation reads it, and
+always where the region is one of ``ALWAYS_SAVED``.
+Whether the rules are right is checked against the real wrappers, on the meta device and on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hp_memory.estimate.record import BARE, LayerTrace
+from hp_memory.layout import ALWAYS_SAVED, Layout
+
+Reason = Literal["saved for backward", "output kept for replay", "block input"]
+
+
+@dataclass(frozen=True)
+class HeldStorage:
+    """One storage that stays after the forward: who holds it, why, and the shape in which it is held."""
+
+    storage: int
+    region: str
+    reason: Reason
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Who saves, makes and reads one storage in the forward."""
+
+    storage: int
+    made_in: str
+    saved_in: tuple[str, ...]
+    read_in: frozenset[str]
+    is_output: bool
+    shape: tuple[int, ...]
+
+
+def uses(trace: LayerTrace) -> list[Uses]:
+    """The storages that any layout could hold, in the order in which they were made."""
+    saved: dict[int, list[str]] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
+    for item in trace.saved:
+        saved.setdefault(item.storage, []).append(item.region)
+        shapes.setdefault(item.storage, item.shape)
+    read: dict[int, set[str]] = {}
+    for op in trace.of_phase("forward"):
+        for number in op.reads:
+            read.setdefault(number, set()).add(op.region)
+    outputs = {number: region for region, numbers in trace.region_outputs.items() for number in numbers}
+    wanted = sorted(n for n in set(saved) | set(outputs) | set(trace.inputs[:1]) if trace.activation(n))
+    return [
+        Uses(
+            n,
+            _made_in(trace, n),
+            tuple(dict.fromkeys(saved.get(n, ()))),
+            frozenset(read.get(n, ())),
+            outputs.get(n) == trace.storages[n].region,
+            shapes.get(n, trace.storages[n].shape),
+        )
+        for n in wanted
+    ]
+
+
+def _made_in(trace: LayerTrace, number: int) -> str:
+    """The region whose run makes a storage; a checkpoint makes a backend's copy of an argument from that argument."""
+    source = trace.copies.get(number)
+    return trace.storages[number if source is None else source].region
+
+
+def held(trace: LayerTrace, layout: Layout) -> list[HeldStorage]:
+    """What stays after the forward of a layer under a layout, one entry per storage."""
+    replayed = frozenset(layout.replays(trace.regions))
+    return held_by(trace, replayed, layout.keep_outputs)
+
+
+def held_by(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool = False) -> list[HeldStorage]:
+    """The same for a set of replayed regions; an empty one means no boundary."""
+    found = []
+    for use in uses(trace):
+        entry = _plain(use) if not replayed else _under_boundary(trace, use, replayed, keep_outputs)
+        if entry is not None:
+            found.append(entry)
+    return found
+
+
+def _plain(use: Uses) -> HeldStorage | None:
+    if not use.saved_in:
+        return None
+    return HeldStorage(use.storage, use.saved_in[0], "saved for backward", use.shape)
+
+
+def _under_boundary(trace: LayerTrace, use: Uses, replayed: Collection[str], keep_outputs: bool) -> HeldStorage | None:
+    if use.storage in trace.inputs:
+        return HeldStorage(use.storage, BARE, "block input", use.shape)
+    if use.made_in == BARE or use.made_in in replayed:
+        return None
+    savers = [region for region in use.saved_in if region not in replayed and region != BARE]
+    if savers:
+        return HeldStorage(use.storage, savers[0], "saved for backward", use.shape)
+    kept = keep_outputs or use.made_in in ALWAYS_SAVED
+    if use.is_output and (kept or BARE in use.read_in or not use.read_in.isdisjoint(replayed)):
+        return HeldStorage(use.storage, use.made_in, "output kept for replay", use.shape)
+    return None
+
+
+def free_regions(trace: LayerTrace) -> tuple[str, ...]:
+    """The regions of a layer whose action a layout may choose."""
+    return tuple(region for region in trace.regions if region not in ALWAYS_SAVED)
+
+
+def held_bytes_of_all(trace: LayerTrace) -> np.ndarray:
+    """Held bytes of every subset of ``free_regions`` that is replayed: entry ``mask`` has bit i set if region i is."""
+    regions = free_regions(trace)
+    masks = np.arange(1 << len(regions))
+    replays = {region: (masks >> i & 1).astype(bool) for i, region in enumerate(regions)}
+    never = np.zeros(len(masks), bool)
+    total = np.zeros(len(masks), np.int64)
+    for use in uses(trace):
+        kept = _kept(trace, use, replays, never)
+        kept[0] = bool(use.saved_in)
+        total += kept * trace.storages[use.storage].nbytes
+    return total
+
+
+def _kept(trace: LayerTrace, use: Uses, replays: dict[str, np.ndarray], never: np.ndarray) -> np.ndarray:
+    if use.storage in trace.inputs:
+        return ~never
+    if use.made_in == BARE:
+        return never.copy()
+    made = ~replays.get(use.made_in, never)
+    saved = _any((~replays.get(region, never) for region in use.saved_in if region != BARE), never)
+    always = BARE in use.read_in or use.made_in in ALWAYS_SAVED
+    read = ~never if always else _any((replays.get(region, never) for region in use.read_in), never)
+    return made & (saved | (read if use.is_output else never))
+
+
+def _any(parts: Iterable[np.ndarray], never: np.ndarray) -> np.ndarray:
+    found = never.copy()
+    for part in parts:
+        found |= part
+    return found
