@@ -57,7 +57,8 @@ class Capture:
         for cell, name in region.parameters():
             parameter = cell._params.get(name)
             if parameter is not None:
-                self.storages[parameter.untyped_storage().data_ptr()] = (cell, name)
+                # Addresses are null on the meta device, where nothing may be recognised by them.
+                self.storages[parameter.untyped_storage().data_ptr() or -id(parameter)] = (cell, name)
 
     def _mark(self, args: tuple, kwargs: dict) -> dict[int, Input]:
         """Puts a slot on every input that a replay of this block makes again."""
