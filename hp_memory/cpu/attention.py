@@ -79,7 +79,9 @@ def _sum_shared(grad: Tensor, kv: Tensor) -> Tensor:
 
 def _join(x: Tensor) -> Tensor:
     b, n, s, d = x.shape
-    return ops.gather(x.reshape(-1, d), positions_first(b, s, n), 0).reshape(b * s, n * d)
+    joined = ops.gather(x.reshape(-1, d), positions_first(b, s, n), 0).reshape(b * s, n * d)
+    # A copy, for good: of a view, the matmul that saves it would keep a copy of its own.
+    return mint.cat((joined,), 0)
 
 
 def _split(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -20,12 +20,17 @@ from hp_memory.models.settings import ModelSettings
 
 
 class Moe(nn.Cell):
-    """Routed experts and a shared one. Every region is called through ``self`` at each forward, to be replaceable."""
+    """Routed experts and a shared one. Every region is called through ``self`` at each forward, to be replaceable.
+
+    Attributes:
+        received_rows: R of the last forward.
+    """
 
     def __init__(self, settings: ModelSettings, group: Group) -> None:
         super().__init__()
         self.group = group
         self.local_experts = settings.num_experts // group.size
+        self.received_rows = 0
         self.router = Router(settings)
         self.up_weight = matrix("up_weight", self.local_experts, settings.hidden_size, 2 * settings.expert_ffn_size)
         self.down_weight = matrix("down_weight", self.local_experts, settings.expert_ffn_size, settings.hidden_size)
@@ -65,6 +70,7 @@ class Moe(nn.Cell):
         order = np.argsort(expert_of_row, kind="stable").astype(np.int32)
         back = np.argsort(order, kind="stable").astype(np.int32)
         ends = np.cumsum(received.sum(0))
+        self.received_rows = int(ends[-1])
         return _ints(sent.sum(1)), _ints(received.sum(1)), Tensor(order), Tensor(back), Tensor(ends, mstype.int64)
 
     def permute(self, x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
