@@ -1,4 +1,4 @@
-"""A worker of the launcher's own tests: joins the cluster, makes steps with one collective each, and fails on request."""
+"""A worker for the launcher's tests: joins the cluster, makes steps of one collective each, and fails on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--pause", type=float, default=0.0)
-    parser.add_argument("--fault", default="", help="raise, exit or before_init")
+    parser.add_argument("--fault", default="", help="raise, exit, freeze, fill_disk or before_init")
     parser.add_argument("--fault-rank", type=int, default=1)
     parser.add_argument("--fault-step", type=int, default=1)
     parser.add_argument("--alone", action="store_true", help="no cluster and no MindSpore: one process")
@@ -35,6 +35,16 @@ def fail(args: argparse.Namespace, rank: int, step: int) -> None:
         raise ValueError("this rank was told to fail")
     if args.fault == "exit":
         sys.exit(3)
+    if args.fault == "freeze":
+        time.sleep(1000)
+    if args.fault == "fill_disk":
+        fill_disk(Path(os.environ["HP_MEMORY_RUN_DIR"]))
+
+
+def fill_disk(folder: Path) -> None:
+    with open(folder / "checkpoint", "wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
 
 
 def join():
