@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 # Where CANN says its version, newest layout first; relative to its home, which an environment variable names.
 _HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _DEFAULT_HOME = "usr/local/Ascend/ascend-toolkit/latest"
 _VERSION_FILES = ("*-linux/ascend_toolkit_install.info", "version.cfg", "compiler/version.info")
-_VERSION = re.compile(r"(?:^|[\W_])[vV]ersion\s*[=:]\s*\[?([\w.]+)|\[([\d]+[\w.]*)", re.MULTILINE)
+_VERSION = re.compile(r"^[^#\n]*?[vV]ersion\s*=\s*\[?([\w.]+)", re.MULTILINE)
 
 
 def devices(root: Path = Path("/")) -> list[int]:
@@ -43,9 +43,9 @@ def driver_version(root: Path = Path("/")) -> str | None:
     return _first_version([root / "usr/local/Ascend/driver/version.info"])
 
 
-def _first_version(files) -> str | None:
+def _first_version(files: Iterable[Path]) -> str | None:
     for file in files:
         match = _VERSION.search(file.read_text(errors="replace")) if file.is_file() else None
         if match:
-            return match.group(1) or match.group(2)
+            return match.group(1)
     return None
