@@ -65,7 +65,15 @@ class ExportConfig(HPConfig):
     """The file to write; null prints."""
 
 
+@dataclass
+class LayoutOnly:
+    """One option of the ``layout`` group by itself, for commands that compare several."""
+
+    layout: LayoutSettings = field(default_factory=LayoutSettings)
+
+
 SCHEMAS: dict[str, type] = {
+    "layout_only": LayoutOnly,
     "train": HPConfig,
     "compare": CompareConfig,
     "launch": HPConfig,

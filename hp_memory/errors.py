@@ -23,12 +23,15 @@ class ConfigError(HPMemoryError):
         path: where the setting stands in the config, e.g. ``layout.save[1]``.
         value: the value that was refused.
         why: what is wrong with it, in words.
-        accepted: the values that would have been taken; the nearest one is suggested.
+        accepted: what would have been taken; the nearest to ``meant`` is suggested.
+        meant: what was misspelt, where it isn't the value but the key.
     """
 
-    def __init__(self, path: str, value: object, why: str, accepted: Iterable[object] = ()) -> None:
+    def __init__(
+        self, path: str, value: object, why: str, accepted: Iterable[object] = (), meant: object = None
+    ) -> None:
         accepted = [str(a) for a in accepted]
-        near = nearest(value, accepted)
+        near = nearest(value if meant is None else meant, accepted)
         hint = f"\n  did you mean {near!r}? " if near else "\n  " if accepted else ""
         options = f"accepted: {', '.join(accepted)}" if accepted else ""
         super().__init__(f"{path}={value!r}: {why}{hint}{options}")
@@ -55,7 +58,7 @@ class PlanMismatch(HPMemoryError):
 
 
 class ScheduleError(HPMemoryError):
-    """A pipeline schedule that can't run: an incomplete one, one that waits for itself, or one that mixes up messages."""
+    """A pipeline schedule that can't run: incomplete, waiting for itself, or mixing up messages."""
 
 
 class SessionError(HPMemoryError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hp_memory import config
-from hp_memory.errors import ConfigError
+from hp_memory.errors import ConfigError, HPMemoryError
 from hp_memory.paths import config_dir
 
 
@@ -36,12 +37,19 @@ def run(command: str, args: list[str], body: Callable[[Any], int]) -> int:
         for job in _jobs(flags.overrides, flags.multirun):
             compose(command, job)
     codes: list[int] = []
+    refused: list[HPMemoryError] = []
 
     def task(cfg: DictConfig) -> None:
-        codes.append(body(to_object(cfg)))
+        # Hydra would print a traceback of its own: our errors leave by this list.
+        try:
+            codes.append(body(to_object(cfg)))
+        except HPMemoryError as error:
+            refused.append(error)
 
     sys.argv = [f"hp-memory {command}", *args]
     hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(task)()
+    if refused:
+        raise refused[0]
     return max(codes, default=0)
 
 
@@ -62,12 +70,30 @@ def compose(command: str, overrides: list[str]) -> DictConfig:
         ConfigError: in place of whatever Hydra or OmegaConf raises.
     """
     config.register()
-    GlobalHydra.instance().clear()
+    # A command may compose while Hydra runs it.
+    running, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     try:
         with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return hydra.compose(command, overrides=overrides)
+            cfg = hydra.compose(command, overrides=overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise _translate(error, command, overrides) from error
+    finally:
+        GlobalHydra.instance().hydra = running
+    _refuse_added_keys(cfg, "")
+    return cfg
+
+
+def _refuse_added_keys(node: DictConfig, prefix: str) -> None:
+    """Hydra lets ``+key=value`` add keys that no dataclass has, and nobody would ever read them."""
+    schema = OmegaConf.get_type(node)
+    known = [f.name for f in dataclasses.fields(schema)] if dataclasses.is_dataclass(schema) else list(node)
+    for key in node:
+        path = f"{prefix}{key}"
+        if key not in known:
+            raise ConfigError(path, str(node[key]), "no such key", [f"{prefix}{k}" for k in known], meant=path)
+        child = None if OmegaConf.is_missing(node, key) else node[key]
+        if isinstance(child, DictConfig):
+            _refuse_added_keys(child, f"{path}.")
 
 
 def to_object(cfg: DictConfig) -> Any:
@@ -95,7 +121,7 @@ def _translate(error: Exception, command: str, overrides: list[str]) -> ConfigEr
     where = getattr(error.__cause__, "full_key", None) or getattr(error, "full_key", None)
     if unknown and ("not in" in text or "Could not" in text):
         key = str(where or unknown.group(1))
-        return ConfigError(key, _value_of(key, overrides), "no such key", _siblings(command, key))
+        return ConfigError(key, _value_of(key, overrides), "no such key", _siblings(command, key), meant=key)
     key = str(where or "override")
     return ConfigError(key, _value_of(key, overrides), _first_line(error.__cause__ or error))
 

@@ -1,0 +1,65 @@
+"""``hp-memory compare``: the same steps under several layouts, proved equal and measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from hp_memory.compare.job import Job, write_job
+from hp_memory.config import CompareConfig
+from hp_memory.errors import ConfigError
+from hp_memory.experiment import checked_plan, launch_workers, plan_for, prepare_run_dir
+from hp_memory.hydra_app import compose, to_object
+from hp_memory.layout import ActivationPlan
+from hp_memory.report.comparison import write_report
+
+WORKER = "hp_memory.compare.worker"
+
+
+def run(cfg: CompareConfig) -> int:
+    """Compares; returns 0 only if every layout gave the first one's bits on every rank."""
+    plan = checked_plan(cfg)
+    plans = _plans(cfg)
+    console = Console()
+    if cfg.launch.dry_run or cfg.launch.action != "run":
+        return launch_workers(cfg, WORKER, Path(cfg.run_dir or cfg.run_root))
+    run_dir = prepare_run_dir(cfg, plan)
+    words = [f"layout {name}, plan {p.hash()}\n{p.in_words()}" for name, p in plans.items()]
+    (run_dir / "plan.txt").write_text("\n\n".join(words) + "\n")
+    write_job(run_dir, Job(plans, cfg.steps, cfg.timed_steps))
+    console.print(f"run directory {run_dir}", markup=False, highlight=False, soft_wrap=True)
+    code = launch_workers(cfg, WORKER, run_dir)
+    return code or _report(run_dir, plans, console)
+
+
+def _plans(cfg: CompareConfig) -> dict[str, ActivationPlan]:
+    """A plan per layout; the names are those of the ``layout`` config group."""
+    if len(cfg.layouts) < 2 or len(set(cfg.layouts)) < len(cfg.layouts):
+        raise ConfigError("layouts", list(cfg.layouts), "name two or more different layouts")
+    for name in ("steps", "timed_steps"):
+        if getattr(cfg, name) < 1:
+            raise ConfigError(name, getattr(cfg, name), "must be at least 1")
+    plans = {}
+    for name in cfg.layouts:
+        layout = to_object(compose("layout_only", [f"layout={name}"])).layout
+        plans[name] = plan_for(cfg, layout, f"layouts.{name}")
+    return plans
+
+
+def _report(run_dir: Path, plans: dict[str, ActivationPlan], console: Console) -> int:
+    files = sorted((run_dir / "reports").glob("rank_*.json"))
+    reports = {int(file.stem.partition("_")[2]): json.loads(file.read_text()) for file in files}
+    for report in reports.values():
+        for name, found in report["layouts"].items():
+            found["plan"] = plans[name].in_words()
+    kinds = next(iter(plans.values())).fingerprint.kinds
+    tables = write_report(run_dir, reports, [i for i, kind in enumerate(kinds) if kind == "moe"])
+    for table in tables:
+        console.print(table.rich())
+    unequal = {n: f["difference"] for r in reports.values() for n, f in r["layouts"].items() if f["difference"]}
+    for name, difference in unequal.items():
+        console.print(f"{name} differs: {difference}", style="bold red", markup=False)
+    console.print(f"report {run_dir / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    return 1 if unequal else 0
