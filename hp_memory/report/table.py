@@ -18,10 +18,11 @@ class Table:
     caption: str = ""
 
     def rich(self) -> rich.table.Table:
-        """For a terminal; every column but the first is right-aligned."""
+        """For a terminal; columns of figures are right-aligned."""
         table = rich.table.Table(title=self.title, caption=self.caption or None, title_justify="left")
         for i, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if i else "left", no_wrap=not i)
+            figures = all(str(row[i])[:1] in "-0123456789" for row in self.rows)
+            table.add_column(column, justify="right" if figures else "left", no_wrap=not i)
         for row in self.rows:
             table.add_row(*map(str, row))
         return table
