@@ -1,4 +1,4 @@
-"""Every CPU kernel against double-precision numpy, and what it saves against what the Ascend kernel's gradient reads."""
+"""Every CPU kernel against double-precision numpy, and what it saves against what the Ascend gradient reads."""
 
 from __future__ import annotations
 
