@@ -1,0 +1,84 @@
+"""Who uses which datum, and which data may be moved at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hp_memory.offload.draft import Draft
+from hp_memory.offload.graph import CONDITION_SWITCH, Graph, Node, Output
+
+COPY_TO_HOST = ("CopyToHost", "CopyToHostExt")
+NOT_KERNELS = ("Load", "Depend", "MakeTuple", "TupleGetItem", "UpdateState", "Return")
+NEVER_MOVED = ("MoveTo", "TensorMove", CONDITION_SWITCH)
+
+
+class Use(NamedTuple):
+    """Input ``index`` of the kernel at position ``node``."""
+
+    node: int
+    index: int
+
+
+@dataclass(slots=True)
+class UserInfo:
+    """A datum and all its users in execution order; readers of a view of it are its users too."""
+
+    node: Output
+    users: list[Use] = field(default_factory=list)
+
+
+def collect_all_node_users(draft: Draft, tuples: bool) -> list[UserInfo]:
+    """Users of every kernel output, data in the order of their first use.
+
+    Parameters are no data here, being a graph output is no use, and a ConditionSwitch uses only its condition.
+    ``tuples``: kernels with several outputs count too, each use booked on output 0 as MindSpore 2.10.0 does; else
+    they are left out.
+    """
+    nodes = draft.graph.nodes
+    origins = draft.origins(own_branch=False)
+    infos: dict[Output, UserInfo] = {}
+    for position, node in enumerate(nodes):
+        inputs = draft.inputs(position)
+        for index, source in enumerate(inputs[:1] if node.op == CONDITION_SWITCH else inputs):
+            data = origins.get(source, source)
+            if not isinstance(data, Output):
+                continue
+            if nodes[data.node].is_tuple:
+                if not tuples:
+                    continue
+                data = Output(data.node, 0)
+            info = infos.get(data)
+            if info is None:
+                info = infos[data] = UserInfo(data)
+            info.users.append(Use(position, index))
+    return list(infos.values())
+
+
+def is_ref_input(node: Node, index: int) -> bool:
+    """Whether an output of the node shares the buffer of this input."""
+    return any(index == shared for _, shared in node.ref_outputs)
+
+
+def why_invalid(graph: Graph, info: UserInfo) -> str | None:
+    """The reason this datum may not be moved, or None.
+
+    Size is no reason, and a producer that works in place is fine. View and inplace users are refused only together.
+    """
+    producer = graph.nodes[info.node.node]
+    if producer.op in NOT_KERNELS or producer.op in NEVER_MOVED:
+        return f"a {producer.op} is never moved"
+    if producer.enable_offload is False:
+        return "enable_offload is false"
+    if any(info.node.index == output for output, _ in producer.ref_outputs):
+        return "it shares a buffer with an input of its producer"
+    users = [graph.nodes[use.node] for use in info.users]
+    if any(user.op in COPY_TO_HOST for user in users):
+        return "it is copied to the host already"
+    if any(user.view for user in users) and any(user.inplace for user in users):
+        return "it has both view and inplace users"
+    return None
+
+
+def is_valid_offload_node(graph: Graph, info: UserInfo) -> bool:
+    return why_invalid(graph, info) is None
