@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from mindspore import Tensor, nn
 
+from hp_memory.activation import Observation, observe
 from hp_memory.errors import SessionError
+from hp_memory.pipeline import held
 from hp_memory.pipeline.session import RecomputeSession
 from hp_memory.pipeline.split_backward import Gradients, SplitBackward, record, whole_backward
 
@@ -20,7 +23,12 @@ class _InFlight:
     session: RecomputeSession
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    observation: Observation | None = None
     split: SplitBackward | None = None
+
+    def held(self, parameters: frozenset[int]) -> dict[int, int]:
+        """Storages that autograd holds for this micro-batch now, replayed ones too: address -> bytes."""
+        return held.saved(self.observation, parameters) | held.replayed(self.session.living())
 
 
 class Chunk:
@@ -30,25 +38,42 @@ class Chunk:
         index: the chunk's number in the schedule.
         cell: called as ``cell(*inputs, *data)``; returns a tensor or a tuple of tensors.
         rule: session rule (see ``RecomputeSession``).
+        observed: count what autograd holds, for ``held_bytes``.
+
+    Attributes:
+        grads: accumulated gradients, one per weight, in the order of ``weights``.
+        on_forward: called with the session of each forward, for those who watch what is left of it.
     """
 
-    def __init__(self, index: int, cell: nn.Cell, rule: str = "share") -> None:
-        self.index, self.cell, self.rule = index, cell, rule
+    def __init__(self, index: int, cell: nn.Cell, rule: str = "share", *, observed: bool = False) -> None:
+        self.index, self.cell, self.rule, self.observed = index, cell, rule, observed
         self.weights = tuple(cell.trainable_params())
         self.grads: list[Tensor | None] = [None] * len(self.weights)
+        self.on_forward: Callable[[RecomputeSession], None] | None = None
         self._flying: dict[int, _InFlight] = {}
 
     @property
     def in_flight(self) -> tuple[int, ...]:
         return tuple(self._flying)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that autograd holds for the micro-batches in flight, each storage once. MEASURED, between steps."""
+        storages: dict[int, int] = {}
+        parameters = frozenset(weight.untyped_storage().data_ptr() for weight in self.cell.get_parameters())
+        for flight in self._flying.values():
+            storages |= flight.held(parameters)
+        return sum(storages.values())
+
     def forward(self, micro: int, inputs: Sequence[Tensor], data: Sequence[Any] = ()) -> tuple[Tensor, ...]:
         """Outputs of one micro-batch. ``inputs`` get gradients later, ``data`` (tokens, labels) doesn't."""
         session = RecomputeSession(f"micro-batch {micro} of chunk {self.index}", self.rule)
-        with session.recording():
+        with session.recording(), observe() if self.observed else nullcontext() as observation:
             out = record(self.cell, *inputs, *data, inputs=inputs)
         outputs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
-        self._flying[micro] = _InFlight(session, tuple(inputs), outputs)
+        self._flying[micro] = _InFlight(session, tuple(inputs), outputs, observation)
+        if self.on_forward is not None:
+            self.on_forward(session)
         return outputs
 
     def prefire(self, micro: int) -> None:

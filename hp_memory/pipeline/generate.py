@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hp_memory.pipeline.schedule import Schedule, Step
+from hp_memory.pipeline.schedule import COMPUTE, Schedule, Step
 
 SPLIT_ONLY = ("zb_h1", "zb_v")
 INTERLEAVED = ("interleaved_1f1b",)
@@ -146,6 +146,20 @@ def zb_v(ranks: int, micros: int) -> Schedule:
     """
     placement = (*range(ranks), *reversed(range(ranks)))
     return Schedule("zb_v", micros, placement, tuple(_zb_v_row(rank, ranks, micros) for rank in range(ranks)))
+
+
+def one_at_a_time(schedule: Schedule) -> Schedule:
+    """The same steps with a single micro-batch in flight: what each one costs by itself."""
+
+    def row(steps: tuple[Step, ...]) -> list[Step]:
+        order = {"F": 0, "R": 1, "B": 1, "BW": 1, "W": 2}
+
+        def place(step: Step) -> tuple[int, int, int]:
+            return step.micro, order[step.op], step.chunk if step.op == "F" else -step.chunk
+
+        return sorted(steps, key=place)
+
+    return schedule.with_rows(row(steps) for steps in schedule.only(COMPUTE).rows)
 
 
 def with_prefire(schedule: Schedule) -> Schedule:

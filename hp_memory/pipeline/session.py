@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -54,6 +55,7 @@ class RecomputeSession:
         self.name, self.rule = name, rule
         self._id = ("hp_memory.pipeline", next(_numbers))
         self._handles: list[Any] = []
+        self._watched: list[weakref.ref] = []
         self._replayable = 0
         self._prefired = False
         self._state = "new"
@@ -66,6 +68,7 @@ class RecomputeSession:
         with _recompute._recompute_handle_collector_ctx() as handles:
             yield
         self._handles, self._replayable = handles, len(handles)
+        self._watched = [weakref.ref(handle) for handle in handles]
         self._state = "recorded"
         _open[self._id[1]] = self
 
@@ -73,6 +76,15 @@ class RecomputeSession:
     def replayable(self) -> int:
         """Checkpointed calls in the forward."""
         return self._replayable
+
+    @property
+    def alive(self) -> int:
+        """Checkpointed calls of this forward that something still holds; 0 once its backward is over."""
+        return sum(ref() is not None for ref in self._watched)
+
+    def living(self) -> list[Any]:
+        """Handles of the checkpointed calls that something still holds."""
+        return [handle for handle in (ref() for ref in self._watched) if handle is not None]
 
     def prefire(self) -> None:
         """Replay now what backward would replay later.
