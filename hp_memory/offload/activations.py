@@ -9,7 +9,7 @@ from hp_memory.offload.operations import D2H, H2D, Operation
 
 
 def add_single_activation_operations(
-    draft: Draft, info: OffloadInfo, output_positions: dict[Output, list[int]]
+    draft: Draft, info: OffloadInfo, outputs_of: dict[Output, list[int]]
 ) -> None:
     """Save the datum behind its producer, reload it before the first user of each group, rewire the users.
 
