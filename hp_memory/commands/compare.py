@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.console import Console
+import rich.console
 
 from hp_memory.compare.job import Job, write_job
 from hp_memory.config import CompareConfig
@@ -13,7 +13,8 @@ from hp_memory.errors import ConfigError
 from hp_memory.experiment import checked_plan, launch_workers, plan_for, prepare_run_dir
 from hp_memory.hydra_app import compose, to_object
 from hp_memory.layout import ActivationPlan
-from hp_memory.report.comparison import write_report
+from hp_memory.report.comparison import unexpected, write_report
+from hp_memory.report.table import console as make_console
 
 WORKER = "hp_memory.compare.worker"
 
@@ -22,7 +23,7 @@ def run(cfg: CompareConfig) -> int:
     """Compares; returns 0 only if every layout gave the first one's bits on every rank."""
     plan = checked_plan(cfg)
     plans = _plans(cfg)
-    console = Console()
+    console = make_console()
     if cfg.launch.dry_run or cfg.launch.action != "run":
         return launch_workers(cfg, WORKER, Path(cfg.run_dir or cfg.run_root))
     run_dir = prepare_run_dir(cfg, plan)
@@ -48,7 +49,7 @@ def _plans(cfg: CompareConfig) -> dict[str, ActivationPlan]:
     return plans
 
 
-def _report(run_dir: Path, plans: dict[str, ActivationPlan], console: Console) -> int:
+def _report(run_dir: Path, plans: dict[str, ActivationPlan], console: rich.console.Console) -> int:
     files = sorted((run_dir / "reports").glob("rank_*.json"))
     reports = {int(file.stem.partition("_")[2]): json.loads(file.read_text()) for file in files}
     for report in reports.values():
@@ -62,4 +63,7 @@ def _report(run_dir: Path, plans: dict[str, ActivationPlan], console: Console) -
     for name, difference in unequal.items():
         console.print(f"{name} differs: {difference}", style="bold red", markup=False)
     console.print(f"report {run_dir / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
-    return 1 if unequal else 0
+    wrong = unexpected(reports)
+    for line in wrong:
+        console.print(line, style="bold red", markup=False)
+    return 1 if unequal or wrong else 0

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 
 from hp_memory.config import HPConfig
 from hp_memory.launch import ascend
 from hp_memory.launch.environment import inherited_job
 from hp_memory.report.environment import version
-from hp_memory.report.table import Table
+from hp_memory.report.table import Table, console
 
 MEASURED_ON = "2.10.0"
 Finding = tuple[str, str, str]
@@ -25,7 +24,7 @@ Finding = tuple[str, str, str]
 def run(cfg: HPConfig) -> int:
     """Prints the findings; returns 1 if training can't work here at all."""
     findings = [finding for look in LOOKS for finding in _safely(look)]
-    Console().print(Table("This machine", ["what", "found", "so"], findings).rich())
+    console().print(Table("This machine", ["what", "found", "so"], findings).rich())
     return 1 if any(so.startswith("NOT") for _, _, so in findings) else 0
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.console import Console
-
 from hp_memory.config import HPConfig
 from hp_memory.experiment import checked_plan, fingerprint, launch_workers, prepare_run_dir
+from hp_memory.report.table import console as make_console
 from hp_memory.report.training import write_report
 
 
@@ -16,7 +15,7 @@ def run(cfg: HPConfig) -> int:
     """Trains; returns 0, or the launch's exit code."""
     plan = checked_plan(cfg)
     _check_checkpoint(cfg)
-    console = Console()
+    console = make_console()
     console.print(plan.in_words(), markup=False, highlight=False)
     if cfg.launch.dry_run or cfg.launch.action != "run":
         return launch_workers(cfg, "hp_memory.train.worker", Path(cfg.run_dir or cfg.run_root))

@@ -19,6 +19,8 @@ from mindspore import Tensor
 
 from hp_memory.activation import observe, report
 from hp_memory.compare.bits import first_difference
+from hp_memory.compare.chain import measure_chain
+from hp_memory.compare.expected import against_table
 from hp_memory.compare.job import Job, read_job
 from hp_memory.compare.memory import growth_per_forward
 from hp_memory.install import install, receipt_of
@@ -41,7 +43,8 @@ def compare(run_dir: Path) -> None:
     progress = Progress(run_dir, groups.world.index)
     batches = _batches(settings, groups)
     trainers = {name: _trainer(settings, groups, plan) for name, plan in job.plans.items()}
-    found = {name: _observe(trainer, batches.step(0)[0]) for name, trainer in trainers.items()}
+    chain = [asdict(case) | {"agrees": case.agrees} for case in measure_chain(settings.model, groups.experts)]
+    found = {name: _observe(name, trainer, settings, batches.step(0)[0]) for name, trainer in trainers.items()}
     differences = _same_steps(trainers, batches, job.steps, progress)
     seconds = _alternate(trainers, batches, job, progress)
     progress.write(phase="resident set", step=job.steps + job.timed_steps)
@@ -54,7 +57,7 @@ def compare(run_dir: Path) -> None:
         }
     file = run_dir / "reports" / f"rank_{groups.world.index}.json"
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps({"layouts": found}, indent=1))
+    file.write_text(json.dumps({"chain": chain, "layouts": found}, indent=1))
 
 
 def _batches(settings: RunSettings, groups: Groups) -> Batches:
@@ -69,12 +72,15 @@ def _trainer(settings: RunSettings, groups: Groups, plan: ActivationPlan) -> Tra
     return Trainer(model, settings.train, groups)
 
 
-def _observe(trainer: Trainer, micro: MicroBatch) -> dict[str, Any]:
+def _observe(layout: str, trainer: Trainer, settings: RunSettings, micro: MicroBatch) -> dict[str, Any]:
     """What one micro-batch holds after forward, and how often each region ran by the end of its backward."""
     with observe() as seen:
         trainer.loss_and_grads([micro], seen.freeze)
+    rows = {i: block.moe.received_rows for i, block in enumerate(trainer.model.layers) if block.kind == "moe"}
+    ranks = trainer.groups.experts.size
     return {
         "held": [asdict(item) for item in seen.held],
+        "table": against_table(layout, settings.model, seen.held, len(micro.tokens), rows, ranks),
         "runs": {name: asdict(runs) for name, runs in seen.runs.items()},
         "report": report(seen).to_dict(),
     }

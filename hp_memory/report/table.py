@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import rich.console
 import rich.table
 
 
@@ -34,5 +35,11 @@ class Table:
 
 
 def mebibytes(nbytes: float) -> str:
-    """Bytes in MiB with two decimals: ``1.50 MiB``."""
-    return f"{nbytes / 2**20:.2f} MiB"
+    """Bytes in MiB with two decimals; the unit belongs in the column's name or the caption."""
+    return f"{nbytes / 2**20:.2f}"
+
+
+def console() -> rich.console.Console:
+    """A console that keeps tables readable where the output goes to a file or a pipe."""
+    found = rich.console.Console()
+    return found if found.is_terminal else rich.console.Console(width=140)
