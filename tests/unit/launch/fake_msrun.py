@@ -1,4 +1,4 @@
-"""Starts workers and a scheduler as msrun does: see the facts its docstrings don't tell in tests/integration/launch."""
+"""Starts workers as msrun does, in sessions of their own, and is as slow to say that one has failed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ def main() -> int:
         rank: start(args, f"worker_{rank}.log", MS_ROLE="MS_WORKER", RANK_ID=str(rank))
         for rank in range(first, first + args.local_worker_num)
     }
-    while any(worker.poll() is None for worker in workers.values()):
-        for worker in workers.values():
-            if worker.poll():
-                print(f"Worker process {worker.pid} exit with exception. Error code: {worker.returncode}.", flush=True)
+    while True:
+        codes = {worker: worker.poll() for worker in workers.values()}
+        for worker, code in codes.items():
+            if code:
+                print(f"Worker process {worker.pid} exit with exception. Error code: {code}.", flush=True)
                 time.sleep(30)  # The scheduler takes its time to notice.
                 return 1
+        if all(code == 0 for code in codes.values()):
+            return 0
         time.sleep(1)
-    return 0
 
 
 if __name__ == "__main__":
