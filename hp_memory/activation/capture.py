@@ -16,9 +16,19 @@ from hp_memory.activation.frames import Frame
 from hp_memory.activation.recipes import Copy, OfParameter, Slot, View
 from hp_memory.activation.trees import Path, call_tensors
 
-_SLOT = "hp_memory_slot"
+_MARK = "hp_memory_input"
 # Graph nodes that change the shape and leave the order of elements: reshaping the input gives the same values.
 _SAME_ORDER = frozenset({"Contiguous", "Reshape", "View", "ExpandDims", "ExpandDimsView", "Squeeze"})
+
+
+class _Mark:
+    """What an input carries while the body runs. Emptied afterwards: aliases made by the body carry it on."""
+
+    __slots__ = ("capture", "slot")
+
+    def __init__(self, capture: Capture, slot: Slot) -> None:
+        self.capture = capture
+        self.slot = slot
 
 
 class Input(NamedTuple):
@@ -51,6 +61,7 @@ class Capture:
         self.region = region
         self.invocation = frame.invocation
         self.findings: list[Finding] | None = [] if frame.reads is not None else None
+        self.marks: list[_Mark] = []
         self.inputs = self._mark(args, kwargs)
         self.storages = {item.storage: item for item in self.inputs.values() if item.slot is not None and item.storage}
         self.nodes: dict | None = None
@@ -70,20 +81,32 @@ class Capture:
             # A replay doesn't run the region that made this one: it has to be kept here. So its record needn't be.
             if self.region.remake_inputs and elision.produced(tensor, self.invocation.token) is None:
                 slot = Slot(self.invocation, 0)
-                tensor._set_user_data(_SLOT, slot)
+                mark = _Mark(self, slot)
+                self.marks.append(mark)
+                tensor._set_user_data(_MARK, mark)
             inputs[id(tensor)] = Input(path, tensor, slot, tensor._version, tensor.untyped_storage().data_ptr())
         return inputs
 
     def close(self) -> None:
         """Takes the marks off the inputs and lets go of them."""
         for item in self.inputs.values():
-            item.tensor._set_user_data(_SLOT, None)
-        self.storages = self.nodes = None
+            if item.slot is not None:
+                item.tensor._set_user_data(_MARK, None)
+        for mark in self.marks:
+            mark.capture = mark.slot = None
+        self.storages = self.nodes = self.frame = self.invocation = None
         self.inputs = {}
 
+    def settle(self) -> None:
+        """The body ended well: what it was seen to save is what to look for next time."""
+        self.region.settle_parameters()
+        if self.findings is not None:
+            self.region.findings = self.findings
+
     def pack(self, tensor: Tensor) -> Any:
-        slot = tensor._get_user_data(_SLOT)
-        if type(slot) is Slot and slot.invocation is self.invocation:
+        mark = tensor._get_user_data(_MARK)
+        if type(mark) is _Mark and mark.capture is self:
+            slot = mark.slot
             slot.uses += 1
             return self._note(slot, tensor, "made again by the replay")
         known = self.storages.get(tensor.untyped_storage().data_ptr())

@@ -33,8 +33,27 @@ class _Produced:
         self.key = key  # (record, leaf)
 
 
-def mark(tensor: Tensor, token: object, record: int, leaf: int) -> None:
-    tensor._set_user_data(_PRODUCED, _Produced(token, (record, leaf)))
+def mark(frame: Frame, tensor: Tensor, record: int, leaf: int) -> None:
+    """Marks an output, and where the forward is watched also notes the graph node that made it."""
+    tensor._set_user_data(_PRODUCED, _Produced(frame.invocation.token, (record, leaf)))
+    if frame.reads is None:
+        return
+    node = tensor._grad_node
+    if node is None:
+        # The copy that a kernel gets of a view carries neither mark nor node, so a read could go unseen: keep it.
+        frame.reads[record, leaf] = "an operation"
+    else:
+        frame.nodes[node._unique_id(), tensor._output_index] = (record, leaf)
+
+
+def read_by(frame: Frame, tensor: Tensor) -> tuple[int, int] | None:
+    """(record, leaf) of the output that an operation reads when it takes ``tensor``."""
+    key = produced(tensor, frame.invocation.token)
+    if key is None and tensor._grad_node is not None and tensor._grad_node.name() == "Contiguous":
+        # A view is copied on its way into the operation, and the mark stays behind.
+        node, output = tensor._grad_node.next_functions[0]
+        key = frame.nodes.get((node._unique_id(), output)) if node is not None else None
+    return key
 
 
 def produced(tensor: Tensor, token: object) -> tuple[int, int] | None:

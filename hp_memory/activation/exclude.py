@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 from hp_memory.activation import elision, frames, native, observing
 from hp_memory.activation.capture import Capture, Finding, Input, parameters_of
 from hp_memory.activation.recipes import unpack
-from hp_memory.activation.trees import Path, map_tensors, resolve, spell, tensors
+from hp_memory.activation.trees import Path, map_tensors, resolve, spell
 from hp_memory.errors import ReplayError
 
 
@@ -69,46 +69,48 @@ class _Passed(NamedTuple):
     path: Path
 
 
+class _Leaf(NamedTuple):
+    """A place in the output: which of the record's values stands there. One tensor may stand in several places."""
+
+    index: int
+
+
 class Record:
-    """One call of an excluded region in a forward."""
+    """One call of an excluded region in a forward: what it returned, and what a replay has to bring."""
 
-    __slots__ = ("bindings", "elided", "leaves", "output", "region", "rng", "single", "tokens")
+    __slots__ = ("bindings", "region", "rng", "tokens", "tree", "values")
 
-    def __init__(self, region: Region, output: Any, leaves: int, bindings: list[_Binding]) -> None:
+    def __init__(self, region: Region, bindings: list[_Binding], tree: Any, values: list) -> None:
         self.region = region
-        self.output = output
-        self.leaves = leaves
         self.bindings = bindings
+        self.tree = tree  # the output with a _Leaf for each tensor
+        self.values = values  # of the leaves: a tensor, _Passed, or elision.StandIn
         self.rng = native.get_rng_state()
-        self.elided = False
-        self.single = isinstance(output, Tensor)
-        self.tokens = observing.kept_outputs(output, region.name)
+        self.tokens = observing.kept_outputs(values, region.name)
+
+    @property
+    def leaves(self) -> int:
+        return len(self.values)
 
     def elide(self, read: tuple[bool, ...]) -> None:
-        """Drops the output leaves that no replay reads."""
+        """Drops the output tensors that no replay reads."""
         if self.region.save_output is True or all(read):
             return
-        keep = iter(read)
-        self.output = map_tensors(self.output, lambda leaf: self._thin(leaf, next(keep)), (Tensor, _Passed))
-        self.tokens = observing.kept_outputs(self.output, self.region.name)
-
-    def _thin(self, leaf: Any, read: bool) -> Any:
-        if read or isinstance(leaf, _Passed):
-            return leaf
-        self.elided = True
-        return elision.StandIn(leaf)
+        for index, value in enumerate(self.values):
+            if not read[index] and isinstance(value, Tensor):
+                self.values[index] = elision.StandIn(value)
+        self.tokens = observing.kept_outputs(self.values, self.region.name)
 
     def hand_out(self, frame: frames.Frame, args: tuple, kwargs: dict) -> Any:
         """The output for a replay, in new containers."""
-        if self.single and not self.elided:
-            return self.output
 
-        def give(leaf: Any) -> Tensor:
-            if isinstance(leaf, _Passed):
-                return resolve(leaf.path, args, kwargs)
-            return leaf.lend(frame, self.region) if isinstance(leaf, elision.StandIn) else leaf
+        def given(value: Any) -> Tensor:
+            if isinstance(value, elision.StandIn):
+                return value.lend(frame, self.region)
+            return resolve(value.path, args, kwargs) if isinstance(value, _Passed) else value
 
-        return map_tensors(self.output, give, (Tensor, _Passed, elision.StandIn))
+        values = [given(value) for value in self.values]
+        return map_tensors(self.tree, lambda leaf: values[leaf.index], _Leaf)
 
 
 def _saved(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> Any:
@@ -132,26 +134,29 @@ def _saved(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> An
 def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> None:
     invocation, inputs = frame.invocation, capture.inputs
     bindings = [_bind(item, region) for item in inputs.values() if item.slot is not None and item.slot.uses]
-    leaves = tensors(out)
+    places: dict[int, _Leaf] = {}
+    outputs: list[Tensor] = []
+
+    def place(tensor: Tensor) -> _Leaf:
+        if id(tensor) not in places:
+            places[id(tensor)] = _Leaf(len(outputs))
+            outputs.append(tensor)
+        return places[id(tensor)]
+
+    tree = map_tensors(out, place)
+    values = [_Passed(inputs[id(t)].path) if id(t) in inputs else _detached(t) for t in outputs]
     index = len(invocation.records)
     plan = invocation.boundary.plan
-    read = plan.needed(index, region, len(leaves)) if plan else None
-
-    def template(tensor: Tensor) -> Any:
-        passed = inputs.get(id(tensor))
-        return _Passed(passed.path) if passed else _detached(tensor)
-
-    record = Record(region, map_tensors(out, template), len(leaves), bindings)
+    read = plan.needed(index, region, len(values)) if plan else None
+    record = Record(region, bindings, tree, values)
     invocation.records.append(record)
-    region.settle_parameters()
-    if capture.findings is not None:
-        region.findings = capture.findings
+    capture.settle()
     if read is not None:
         record.elide(read)
-    for leaf, tensor in enumerate(leaves):
+    for leaf, tensor in enumerate(outputs):
         if id(tensor) not in inputs:
-            elision.mark(tensor, invocation.token, index, leaf)
-            if read is None or read[leaf]:
+            elision.mark(frame, tensor, index, leaf)
+            if not isinstance(values[leaf], elision.StandIn):
                 frame.guarded.append((tensor, tensor._version, region, "an output"))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 class Frame:
     """One run of a checkpointed call: the forward, or one of its replays."""
 
-    __slots__ = ("bound", "cursor", "guarded", "inside", "invocation", "lent", "packed", "reads", "replaying")
+    __slots__ = ("bound", "cursor", "guarded", "inside", "invocation", "lent", "nodes", "packed", "reads", "replaying")
 
     def __init__(self, invocation: Any, replaying: bool) -> None:
         self.invocation = invocation
@@ -24,7 +24,9 @@ class Frame:
         self.guarded: list = []  # forward: (tensor, version, region, what), checked at the end
         self.bound: list = []  # replay: (tensor, version, region), checked at the end
         self.lent: list = []  # replay: (stand-in, region) handed out for elided outputs
-        self.reads: dict | None = None  # watched forward: (record, leaf) of an output -> what reads it outside regions
+        # Watched forward: (record, leaf) of an output -> what reads it outside regions; and the node that made it.
+        self.reads: dict | None = None
+        self.nodes: dict | None = None
 
 
 class _Stack(threading.local):

@@ -80,10 +80,11 @@ class Invocation(native.RecomputeHandle):
         try:
             with native.hooks(pack, unpack), self._watch(frame), _first(self.contexts):
                 out = fn(*args, **kwargs)
+            elision.settle(frame)
+            _check_unwritten(frame.guarded)
         finally:
             frames.leave(before)
-        elision.settle(frame)
-        _check_unwritten(frame.guarded)
+            frame.guarded.clear()  # holds the graph, which holds the hooks, which hold the frame
         self.forward_completed = True
         return out
 
@@ -146,26 +147,28 @@ class Invocation(native.RecomputeHandle):
         """Runs the call again from its inputs and fills the slots that backward can still read."""
         args, kwargs = self._inputs()
         frame = frames.Frame(self, replaying=True)
-        before = frames.enter(frame)
-        finished = False
         try:
-            with (
-                _forward_state(self),
-                native.replay_graph(),
-                native.hooks(self._refill(frame), unpack),
-                self._retrace(),
-            ):
+            finished = self._run_again(frame, args, kwargs)
+            self._check_replay(frame, finished)
+        finally:
+            frame.bound.clear()  # holds the replay's graph, which holds the hooks, which hold the frame
+
+    def _run_again(self, frame: frames.Frame, args: list, kwargs: dict) -> bool:
+        """False if the replay stopped early."""
+        hooks = native.hooks(self._refill(frame), unpack)
+        before = frames.enter(frame)
+        try:
+            with _forward_state(self), native.replay_graph(), hooks, self._retrace():
                 self.boundary.fn(*args, **kwargs)
-            finished = True
         except _Stop:
-            pass
+            return False
         except Exception as error:
             self._empty_slots()
             elision.explain(frame, error)
             raise
         finally:
             frames.leave(before)
-        self._check_replay(frame, finished)
+        return True
 
     def _refill(self, frame: frames.Frame) -> Callable:
         slots, last = self.slots, self._last_bound_record()
@@ -178,13 +181,14 @@ class Invocation(native.RecomputeHandle):
                     "control flow changed between forward and replay"
                 )
             frame.packed = i + 1
+            values = tensor.data  # the tensor itself would close a circle through the replay's own graph
             slot = slots[i]()
             if slot is not None:
-                slot.fill(tensor.data)
+                slot.fill(values)
             # A region behind the last saved tensor still has inputs to receive.
             if self.early_stop and frame.packed == len(slots) and frame.cursor > last:
                 raise _Stop
-            return tensor
+            return values
 
         return pack
 

@@ -18,7 +18,6 @@ from mindspore import Tensor
 
 from hp_memory.activation import native
 from hp_memory.activation.frames import is_recomputing
-from hp_memory.activation.trees import tensors
 
 REASONS = (
     "saved for backward",
@@ -155,11 +154,11 @@ def plain(region: str, body: Callable, args: tuple, kwargs: dict) -> Any:
         return body(*args, **kwargs)
 
 
-def kept_outputs(output: Any, region: str) -> list | None:
+def kept_outputs(values: list, region: str) -> list | None:
     """Tokens for the outputs a record holds for replays, None while nobody observes."""
     if active is None:
         return None
-    return [active.keep(leaf, region, "output kept for replay") for leaf in tensors(output) if leaf.data_ptr()]
+    return [active.keep(value, region, "output kept for replay") for value in values if isinstance(value, Tensor)]
 
 
 @contextlib.contextmanager

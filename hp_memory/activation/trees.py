@@ -52,13 +52,6 @@ def spell(path: Path) -> str:
     return root + "".join(f"[{step!r}]" for step in path[1:])
 
 
-def tensors(tree: Any) -> list[Tensor]:
-    """The tensors of a result, depth first."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [tensor for _, tensor in _walk((), tree)]
-
-
 def map_tensors(tree: Any, fn: Callable[[Any], Any], kinds: Any = Tensor) -> Any:
     """The same containers with every leaf of ``kinds`` replaced by ``fn(leaf)``; other leaves stay as they are."""
     if isinstance(tree, kinds):

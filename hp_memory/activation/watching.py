@@ -13,12 +13,12 @@ from typing import Any
 from mindspore import MsDispatchMode, Tensor
 
 from hp_memory.activation import frames
-from hp_memory.activation.elision import produced
+from hp_memory.activation.elision import read_by
 from hp_memory.errors import ReplayError
 
 
 def _note(frame: frames.Frame, tensor: Tensor, reader: str) -> None:
-    key = produced(tensor, frame.invocation.token)
+    key = read_by(frame, tensor)
     if key is not None:
         frame.reads.setdefault(key, reader)
 
@@ -31,7 +31,7 @@ class Watch(MsDispatchMode):
         self.names: list[str] = []
 
     def __enter__(self) -> Watch:
-        self.frame.reads = {}
+        self.frame.reads, self.frame.nodes = {}, {}
         _host_reads.start()
         return super().__enter__()
 
