@@ -102,6 +102,16 @@ def fill_(self: Tensor, value: float) -> Tensor:
     return _write(self, _tensor(np.full(self.shape, float(value), np.float32), self.dtype))
 
 
+def add_(self: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    """MindSpore's own returns a new tensor on a CPU and leaves this one: a counter would stay 0."""
+    return _write(self, self + other * alpha if alpha != 1 else self + other)
+
+
+def mul_(self: Tensor, other: Any) -> Tensor:
+    """As ``add_``: a gradient would not be clipped."""
+    return _write(self, self * other)
+
+
 def normal_(self: Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> Tensor:
     return _write(self, _tensor(np.random.normal(mean, std, self.shape).astype(np.float32), self.dtype))
 

@@ -66,9 +66,20 @@ def _kernels() -> tuple[_Kernel, ...]:
         _Kernel(Tensor, "clone", cpu_ops.clone, lambda: _floats(2).clone()),
         _Kernel(Tensor, "zero_", cpu_ops.zero_, lambda: _floats(2).zero_()),
         _Kernel(Tensor, "fill_", cpu_ops.fill_, lambda: _floats(2).fill_(1.0)),
+        _Kernel(Tensor, "add_", cpu_ops.add_, lambda: _changed("add_")),
+        _Kernel(Tensor, "mul_", cpu_ops.mul_, lambda: _changed("mul_")),
         _Kernel(Tensor, "normal_", cpu_ops.normal_, lambda: _floats(2).normal_()),
         _Kernel(Tensor, "scatter_", cpu_ops.scatter_, lambda: _floats(2, 4).scatter_(1, ids, 1)),
     )
+
+
+def _changed(method: str) -> Tensor:
+    """A tensor after an in-place method, which on a CPU may have returned another tensor instead."""
+    tensor = _floats(2)
+    getattr(tensor, method)(_floats(2) + 1)
+    if tensor.asnumpy()[0] == 1:
+        raise ValueError(f"{method} isn't in place")
+    return tensor
 
 
 def _runs(probe: Callable[[], Any]) -> bool:

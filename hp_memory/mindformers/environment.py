@@ -23,8 +23,8 @@ def prepare(world_size: int = 1) -> list[str]:
     Raises:
         NeedsHyperParallel: for several processes without the real package.
     """
+    refuse_world_size(world_size)
     lines = [standin.activate()]
-    refuse_without_hyper_parallel(world_size)
     from hp_memory.mindformers import cpu_patch
 
     replaced = cpu_patch.apply()
@@ -35,9 +35,9 @@ def prepare(world_size: int = 1) -> list[str]:
     return lines
 
 
-def refuse_without_hyper_parallel(world_size: int) -> None:
-    """MindFormers spreads a model over processes with HyperParallel's mesh, DTensor and fully_shard."""
-    if world_size > 1 and standin.is_active():
+def refuse_world_size(world_size: int) -> None:
+    """Raises NeedsHyperParallel for several processes: MindFormers spreads a model with HyperParallel's mesh."""
+    if world_size > 1 and not standin.installed():
         why = f"the first call that fails without it is {FIRST_CALL}"
         raise NeedsHyperParallel(f"MindFormers' Trainer on {world_size} processes", why)
 
@@ -45,3 +45,8 @@ def refuse_without_hyper_parallel(world_size: int) -> None:
 def world_size() -> int:
     """Processes of this job, as msrun announces them; before any communication is initialised."""
     return int(os.environ.get("MS_WORKER_NUM", "1"))
+
+
+def rank() -> int:
+    """This process among them."""
+    return int(os.environ.get("RANK_ID", "0"))

@@ -11,10 +11,10 @@ import numpy as np
 
 from hp_memory.errors import ConfigError
 from hp_memory.layout import ActivationPlan
-from hp_memory.mindformers import conflicts
+from hp_memory.mindformers import conflicts, environment
 from hp_memory.mindformers.train_config import train_config
 from hp_memory.models.mindformers_settings import family
-from hp_memory.train.data import Batches, load_corpus
+from hp_memory.train.data import Batches, Corpus, load_corpus
 from hp_memory.train.progress import Progress
 
 if TYPE_CHECKING:
@@ -63,15 +63,28 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
     from hp_memory.mindformers.callback import HPMemoryCallback
 
     callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT))
-    trainer = Trainer(config=config, train_dataset=_dataset(cfg), callbacks=[callback])
-    progress = _Recorder(trainer, Progress(run_dir, 0))
+    corpus = load_corpus(cfg.data)
+    trainer = Trainer(config=config, train_dataset=_dataset(cfg, corpus), callbacks=[callback])
+    recorder = _Recorder(trainer, Progress(run_dir, environment.rank()))
     trainer.train()
-    return {
+    return summary(recorder.losses, corpus) | {
         "engine": "mindformers",
-        "losses": progress.losses,
-        "seconds": progress.seconds,
+        "seconds": recorder.seconds,
         "environment": lines,
         **callback.to_dict(),
+    }
+
+
+def summary(losses: list[float], corpus: Corpus) -> dict[str, Any]:
+    """What the reference trainer's result says of a run, for the same report; losses in nats per token."""
+    last = losses[-10:]
+    return {
+        "steps": len(losses),
+        "unigram_entropy": corpus.unigram_entropy,
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+        "mean_of_last_10": sum(last) / len(last),
+        "losses": losses,
     }
 
 
@@ -83,8 +96,6 @@ def _refuse_plan_only(cfg: HPConfig) -> None:
 
 def _prepare() -> list[str]:
     import mindspore as ms
-
-    from hp_memory.mindformers import environment
 
     ms.set_context(mode=ms.PYNATIVE_MODE)
     lines = environment.prepare(environment.world_size())
@@ -109,10 +120,9 @@ def _config(cfg: HPConfig, run_dir: Path) -> dict[str, Any]:
     return config | {"checkpoint": checkpoint, "train_dataset": data, "context": {"device_target": device}}
 
 
-def _dataset(cfg: HPConfig) -> Any:
+def _dataset(cfg: HPConfig, corpus: Corpus) -> Any:
     import mindspore.dataset as ds
 
-    corpus = load_corpus(cfg.data)
     batches = Batches(corpus.train, cfg.model.seq_length, cfg.train, rank=0, world_size=1, seed=cfg.data.seed)
     return ds.GeneratorDataset(Steps(batches, cfg.train.steps), ["input_ids", "labels"], shuffle=False)
 

@@ -33,7 +33,7 @@ def hook(callback_type: type) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(plain_init).bind(self, *args, **kwargs).arguments.get("callbacks")
         setattr(self, _GIVEN, given)
-        environment.refuse_without_hyper_parallel(environment.world_size())
+        environment.refuse_world_size(environment.world_size())
         plain_init(self, *args, **kwargs)
 
     @functools.wraps(plain_apply)

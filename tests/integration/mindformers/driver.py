@@ -1,19 +1,18 @@
-"""Trains a tiny MindFormers model once per layout in one process and prints what happened as JSON.
-
-Run as ``python driver.py MODEL [LAYOUT ...]``; ``-`` is the plain Trainer without a callback.
-"""
+"""Trains tiny MindFormers models with and without a plan in one process, and prints what happened as JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
+import os
+import tempfile
 import time
 
 import mindspore as ms
 import numpy as np
 
-STEPS, SEQ, VOCAB = 2, 16, 96
+SEQ, VOCAB = 16, 96
+STEPS = {"deepseek_v3": 2}  # of the others one
 
 COMMON = {
     "hidden_size": 32,
@@ -77,7 +76,7 @@ def config(name: str, **sections: object) -> dict:
     section = model_section(settings, "float32") | sections.pop("model", {})
     return {
         "checkpoint": {"enable_save": False},
-        "training": {"steps": STEPS, "local_batch_size": 1, "global_batch_size": 2, "seed": 7},
+        "training": {"steps": STEPS.get(name, 1), "local_batch_size": 1, "global_batch_size": 2, "seed": 7},
         "optimizer": {"type": "AdamW"},
         "lr_scheduler": {"type": "ConstantWarmUpLR", "learning_rate": 0.01, "warmup_ratio": 0.0},
         "train_dataset": {"dataloader": {"type": "MindDataset"}},
@@ -100,12 +99,18 @@ def digest(tensor: object) -> str:
 def train(cfg: dict, callbacks: list | None = None) -> tuple[object, dict]:
     """Trains as ``cfg`` says: the Trainer, and losses, gradients, parameters and times."""
     from mindformers.pynative.trainer.trainer import Trainer
+    from mindformers.pynative.transformers.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
+    get_moe_layer_wise_logging_tracker().clear()  # MindFormers' is global and sized by the first model
     trainer = Trainer(config=cfg, train_dataset=dataset(), callbacks=callbacks)
-    seen: dict = {"losses": [], "grads": [], "seconds": []}
+    seen: dict = {"losses": [], "grads": [], "seconds": [], "tokens": [], "aux": []}
     update, step = trainer._optimizer_update, trainer.training_step
 
     def record_then_update() -> object:
+        for name, p in trainer.model[0].parameters_and_names():
+            if name.endswith("tokens_per_expert"):
+                seen["tokens"].append(p.asnumpy().tolist())
+        seen["aux"].append([float(v).hex() for v in aux_losses()])
         seen["grads"].append({p.name: digest(p.grad) for p in trainer.optimizer.parameters if p.grad is not None})
         return update()
 
@@ -126,27 +131,55 @@ def train(cfg: dict, callbacks: list | None = None) -> tuple[object, dict]:
     return trainer, seen
 
 
-def prepare() -> None:
-    ms.set_context(mode=ms.PYNATIVE_MODE, runtime_num_threads=1)
-    ms.set_device("CPU")
-    ms.runtime.launch_blocking()
-    from hp_memory.mindformers import environment
+def aux_losses() -> list[float]:
+    """What MindFormers has logged of each layer's load balancing loss since the last step."""
+    from mindformers.pynative.transformers.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
+    tracker = get_moe_layer_wise_logging_tracker()
+    return tracker["values"].asnumpy().tolist() if "values" in tracker else []
+
+
+def prepare() -> None:
+    os.environ.setdefault("LOCAL_DEFAULT_PATH", tempfile.mkdtemp())  # MindFormers writes its logs below it
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    ms.set_device("CPU")
+    from hp_memory.mindformers import environment
+    from hp_memory.train.process import use_one_thread
+
+    use_one_thread()
     environment.prepare()
 
 
-def main(name: str, layouts: list[str]) -> dict:
+NAMED = ("none", "full", "op_exclude", "region_exclude", "chain_exclude")
+ATTENTION = {"name": "attention_only", "default": "save", "recompute": ["attention"]}
+BY_LAYER = {
+    "name": "by_layer",
+    "default": "recompute",
+    "layers": [{"layers": "mtp", "save": ["gmm", "shared_experts"]}],
+}
+CASES: dict[str, tuple] = {
+    "deepseek_v3": NAMED,
+    "qwen3_moe": ("full", "region_exclude", ATTENTION),
+    "qwen3": ("full", ATTENTION),
+    "deepseek_v3_mtp": ("chain_exclude", BY_LAYER),
+}
+
+
+def main() -> dict:
+    """Each model under the plain Trainer and under its plans."""
     prepare()
     from hp_memory.mindformers.callback import HPMemoryCallback
 
-    results = {}
-    for layout in layouts:
-        callbacks = [] if layout == "-" else [HPMemoryCallback(json.loads(layout) if layout[0] == "{" else layout)]
-        _, results[layout] = train(config(name), callbacks)
-        if callbacks:
-            results[layout]["report"] = callbacks[0].to_dict()
+    results: dict = {}
+    for name, plans in CASES.items():
+        _, plain = train(config(name))
+        results[name] = {"plain": plain}
+        for plan in plans:
+            callback = HPMemoryCallback(plan)
+            _, seen = train(config(name), [callback])
+            results[name][plan if isinstance(plan, str) else plan["name"]] = seen | {"report": callback.to_dict()}
     return results
 
 
 if __name__ == "__main__":
-    print("RESULT " + json.dumps(main(sys.argv[1], sys.argv[2:])))
+    print("RESULT " + json.dumps(main()))

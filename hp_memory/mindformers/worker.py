@@ -1,0 +1,35 @@
+"""One rank of ``engine=mindformers``: ``python -m hp_memory.mindformers.worker --run-dir DIR``.
+
+Started by the launcher. Reads ``config.yaml`` and ``plan.json`` there; writes ``progress/``, MindFormers' logs and
+checkpoints, the callback's report and, like the reference trainer's worker, ``result.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mindspore as ms
+from omegaconf import OmegaConf
+
+from hp_memory.config import HPConfig
+from hp_memory.layout import from_dict
+from hp_memory.mindformers import environment, trainer
+from hp_memory.train.process import run_worker, use_one_thread
+
+
+def train(run_dir: Path) -> None:
+    """Trains as the run directory's config says."""
+    cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(HPConfig), OmegaConf.load(run_dir / "config.yaml")))
+    plan = from_dict(json.loads((run_dir / "plan.json").read_text()))
+    environment.refuse_world_size(environment.world_size())
+    if ms.get_context("device_target") == "CPU":
+        ms.set_device("CPU")
+        use_one_thread()
+    result = trainer.run(cfg, plan, run_dir)
+    if environment.rank() == 0:
+        (run_dir / "result.json").write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    run_worker(train)
