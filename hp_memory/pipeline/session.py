@@ -134,6 +134,7 @@ class RecomputeSession:
             raise SessionError(f"{self.name}: {use} {_EXPLAIN.get((use, self._state), f'after {self._state}')}")
         # Also where dx ran no engine (the first stage): all ranks must fail at the same place, or the others wait.
         if use == "dw" and self.rule == "release" and self._replayable:
+            self.close()
             raise SessionError(
                 f"{self.name}: dw needs what dx has released (retain_on_unpack=False); session rule share keeps it"
             )
