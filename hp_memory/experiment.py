@@ -33,6 +33,10 @@ def plan_for(cfg: HPConfig, layout: LayoutSettings, path: str) -> ActivationPlan
 
 def fingerprint(cfg: HPConfig) -> ModelFingerprint:
     """The fingerprint of the config's model, in the engine it runs in."""
+    if cfg.engine == "mindformers":
+        from hp_memory.models.mindformers_settings import fingerprint as mindformers_fingerprint
+
+        return mindformers_fingerprint(cfg.model, cfg.parallel)
     from hp_memory.models.fingerprint import fingerprint as reference_fingerprint
 
     return reference_fingerprint(cfg.model)
