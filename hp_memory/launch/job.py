@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import environment, preflight, render, restart, supervise, view
+from hp_memory.launch import environment, peaks, preflight, render, restart, supervise, view
 from hp_memory.launch.plan import LaunchPlan, plan_launch, world_size
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.launch.supervise import Outcome
@@ -51,6 +51,9 @@ def launch(
         console.print(plan.in_words(), markup=False, highlight=False, soft_wrap=True)
         return 0
     outcome = _run_with_restarts(plan, task_for, env, parallel, console)
+    memory = peaks.peaks_table(outcome.reports, run_dir)
+    if memory is not None:
+        console.print(memory)
     return outcome.exit_code
 
 

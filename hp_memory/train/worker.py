@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from pathlib import Path
 
 from hp_memory.install import install
+from hp_memory.launch.environment import RESUME
+from hp_memory.launch.peaks import device_peaks, write_rank_report
 from hp_memory.layout import from_dict
 from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.reference import build, region_map
@@ -37,6 +40,7 @@ def train(run_dir: Path) -> None:
     progress = Progress(run_dir, groups.world.index)
     losses = run_steps(trainer, settings, corpus, progress, run_dir)
     result = summary(trainer, settings, corpus, losses)
+    write_rank_report(run_dir, groups.world.index, peaks=device_peaks())
     if groups.world.index == 0:
         (run_dir / "result.json").write_text(json.dumps(result, indent=2))
         log.info("%s", json.dumps(result))
@@ -58,8 +62,8 @@ def install_plan(trainer: Trainer, run_dir: Path, groups: Groups) -> None:
 
 
 def resume(trainer: Trainer, settings: RunSettings, groups: Groups) -> None:
-    """Loads this rank's part of the checkpoint that ``train.resume_from`` names, if it names one."""
-    wanted = settings.train.resume_from
+    """Loads this rank's part of the checkpoint that the launcher's restart or ``train.resume_from`` names, if any."""
+    wanted = os.environ.get(RESUME) or settings.train.resume_from
     if wanted is None:
         return
     digest = fingerprint(settings.model).digest
