@@ -41,8 +41,8 @@ def make_chunks(count, rule="share", layers=4, rows=3):
         def construct(self, *args):
             x, skip = (args[0], args[0] * 0.5) if self.first else args[:2]
             for call in self.calls:
-                x = call(x)
-            return ((x + skip - args[-1]) ** 2).mean() if self.last else (x, skip * 1.5)
+                x, skip = call(x), skip * 1.5
+            return ((x + skip - args[-1]) ** 2).mean() if self.last else (x, skip)
 
     each = layers // count
     return [Chunk(c, Part(list(range(c * each, (c + 1) * each))), rule) for c in range(count)]
