@@ -10,20 +10,19 @@ Kernels of the CPU wheel copy a view operand before they run, also on the meta d
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import mindspore as ms
 from mindspore import MsDispatchMode, Parameter, Tensor, mint, nn
 
-from hp_memory.activation import capture, is_recomputing, native, observing
+from hp_memory.activation import is_recomputing, native, observing
 from hp_memory.estimate import flops, record, values
 from hp_memory.estimate.record import BARE, LayerTrace, Op, Saved, Storage
 
 Views = Literal["shared", "copied"]
 _KEY = "hp_memory_storage"
-_SLOT = capture._SLOT
 
 # Operations whose result is a view of their first tensor, beside all whose name ends in View.
 _VIEWS = frozenset({"Reshape", "View", "Transpose", "ExpandDims", "Squeeze", "AsStrided", "FlattenExt", "BroadcastTo"})
@@ -43,9 +42,9 @@ class _Ref:
 class Recorder(MsDispatchMode):
     """A dispatch mode that fills a ``LayerTrace``. Use through ``record_layer``."""
 
-    def __init__(self, trace: LayerTrace, views: Views) -> None:
+    def __init__(self, trace: LayerTrace, views: Views, excluded: Collection[str]) -> None:
         super().__init__()
-        self.trace, self.views = trace, views
+        self.trace, self.views, self.excluded = trace, views, excluded
         self.region = BARE
         self.backward = False
         self.inside = False
@@ -65,11 +64,12 @@ class Recorder(MsDispatchMode):
         reads = [self.storage_of(t) for t in inputs]
         out = func(*args, **(kwargs or {}))
         results = list(tensors((out,)))
-        fresh = [self._settle(func.name, inputs, reads, t) for t in results]
+        for tensor in results:
+            self._settle(func.name, inputs, reads, tensor)
         writes = tuple(self.storage_of(t) for t in results)
         work = flops.flops(func.name, [tuple(t.shape) for t in inputs], [tuple(t.shape) for t in results])
         self.trace.ops.append(Op(func.name, self.phase, self.region, tuple(reads), writes, work))
-        return self._unviewed(out) if self.views == "shared" and "view" in fresh else out
+        return self._unviewed(out) if self.views == "shared" and _looks_like_a_view(func.name) else out
 
     def storage_of(self, tensor: Tensor) -> int:
         """The storage of a tensor; one that no recorded operation made is a constant, or a copy the backend made."""
@@ -116,15 +116,14 @@ class Recorder(MsDispatchMode):
         tensor._set_user_data(_KEY, ref)
         return ref
 
-    def _settle(self, name: str, inputs: Sequence[Tensor], reads: Sequence[int], out: Tensor) -> str:
-        """Gives an operation's result its storage; says whether it is a view, new, or was known before."""
+    def _settle(self, name: str, inputs: Sequence[Tensor], reads: Sequence[int], out: Tensor) -> None:
+        """Gives an operation's result its storage: a new one, or that of what it is a view of."""
         if self.knows(out):
-            return "known"
+            return
         if inputs and self._is_view(name, inputs[0], out):
             self._refer(out, reads[0], name not in _BROADCASTS and out.is_contiguous())
-            return "view"
-        self.adopt(out, "activation")
-        return "new"
+        else:
+            self.adopt(out, "activation")
 
     def _is_view(self, name: str, source: Tensor, out: Tensor) -> bool:
         if name == "Contiguous":
@@ -136,7 +135,7 @@ class Recorder(MsDispatchMode):
             # Reshaping what has gaps copies it.
             ref = self._ref(source)
             return ref is None or ref.contiguous
-        return name.endswith("View") or name in _VIEWS
+        return _looks_like_a_view(name)
 
     def _unviewed(self, out: Any) -> Any:
         """The same results as tensors of their own, so that no later operation copies them as view operands."""
@@ -156,14 +155,14 @@ class Recorder(MsDispatchMode):
         copy._set_user_data(_KEY, ref)
         return copy
 
-    def is_view_of_argument(self, tensor: Tensor) -> bool:
-        """Whether a checkpoint makes this tensor again as a view of what a replay gives its region.
+    def is_made_again(self, tensor: Tensor) -> bool:
+        """Whether a checkpoint makes this tensor again as a view of what a replay gives the running region.
 
         The checkpoint knows such a view by its address, which the meta device doesn't have.
         """
         storage = self.storage_of(tensor)
-        marked = (t for t in self.arguments if t._get_user_data(_SLOT) is not None)
-        return self.views == "shared" and any(self.storage_of(t) == storage for t in marked)
+        mine = self.views == "shared" and any(self.storage_of(t) == storage for t in self.arguments)
+        return mine and self.trace.storages[storage].region not in self.excluded
 
     def pack(self, tensor: Tensor) -> Tensor:
         """The saved-tensor hook: notes what is kept."""
@@ -176,6 +175,10 @@ class Recorder(MsDispatchMode):
         return Saved(
             storage, self.region if region is None else region, tuple(tensor.shape), storage in self.trace.copies
         )
+
+
+def _looks_like_a_view(name: str) -> bool:
+    return name.endswith("View") or name in _VIEWS or name in _BROADCASTS or name == "Contiguous"
 
 
 def tensors(values: Any) -> Iterator[Tensor]:
@@ -244,7 +247,7 @@ def _counting(recorder: Recorder, kept: list[Saved]) -> type:
         def __init__(self, pack: Callable, unpack: Callable) -> None:
             def noting(tensor: Tensor) -> Any:
                 packed = pack(tensor)
-                if _is_kept(packed) and recorder.phase == "forward" and not recorder.is_view_of_argument(tensor):
+                if _is_kept(packed) and recorder.phase == "forward" and not recorder.is_made_again(tensor):
                     kept.append(recorder.saved(tensor))
                 return packed
 
@@ -272,6 +275,7 @@ def record_layer(
     weights: Sequence[Parameter],
     constants: Sequence[Tensor] = (),
     views: Views = "shared",
+    excluded: Collection[str] = (),
 ) -> Installed:
     """Runs ``run(*inputs)`` and its backward on the meta device, and fills ``trace``.
 
@@ -281,8 +285,9 @@ def record_layer(
         inputs: meta tensors, the hidden states (which get a gradient) first.
         weights: parameters that get a gradient.
         constants: tables and masks that belong to the model.
+        excluded: regions that an installed plan saves.
     """
-    recorder, kept = Recorder(trace, views), []
+    recorder, kept = Recorder(trace, views, excluded), []
     for tensor in (*weights, *constants):
         recorder.adopt(tensor, "parameter" if isinstance(tensor, Parameter) else "constant")
     trace.inputs = tuple(recorder.adopt(tensor, "input").storage for tensor in inputs)
@@ -312,13 +317,11 @@ def _handles() -> Iterator[list]:
 
 
 def _kept_outputs(recorder: Recorder, invocation: Any) -> Iterator[Saved]:
-    """Outputs of excluded regions which the checkpoint learned that a replay reads, or was told to keep."""
-    plan = invocation.boundary.plan
-    for index, entry in enumerate(invocation.records):
-        read = plan.read[index] if plan is not None else ()
-        for leaf, tensor in enumerate(tensors((entry.output,))):
-            if entry.region.save_output is True or (leaf < len(read) and read[leaf]):
-                yield recorder.saved(tensor, entry.region.name.rpartition("/")[2])
+    """Outputs of excluded regions that the checkpoint keeps for a replay; it puts a stand-in where it keeps none."""
+    for entry in invocation.records:
+        for value in entry.values:
+            if isinstance(value, Tensor):
+                yield recorder.saved(value, entry.region.name.rpartition("/")[2])
 
 
 def attribute_backward(trace: LayerTrace) -> None:

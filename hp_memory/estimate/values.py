@@ -42,7 +42,7 @@ def remembered(inject: Inject) -> Iterator[None]:
     Raises (at a read):
         RuntimeError: for a tensor whose values nobody knows.
     """
-    make, read = Tensor.__init__, Tensor.asnumpy
+    make, read, listed = Tensor.__init__, Tensor.asnumpy, Tensor.tolist
 
     def making(self: Tensor, input_data: Any = None, *args: Any, **kwargs: Any) -> None:
         make(self, input_data, *args, **kwargs)
@@ -62,8 +62,8 @@ def remembered(inject: Inject) -> Iterator[None]:
             raise RuntimeError(f"a {tuple(self.shape)} {self.dtype} tensor is read on the host, and has no values here")
         return values
 
-    Tensor.__init__, Tensor.asnumpy = making, reading
+    Tensor.__init__, Tensor.asnumpy, Tensor.tolist = making, reading, lambda self: reading(self).tolist()
     try:
         yield
     finally:
-        Tensor.__init__, Tensor.asnumpy = make, read
+        Tensor.__init__, Tensor.asnumpy, Tensor.tolist = make, read, listed

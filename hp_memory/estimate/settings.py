@@ -1,0 +1,150 @@
+"""What a dry run assumes of the device, the optimizer and the routing; what a search may spend. No MindSpore here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from hp_memory.errors import ConfigError
+
+SHARDS = ("optim", "optim_grads", "optim_grads_params")
+RESHARD = ("default", "always", "never")
+VIEWS = ("shared", "copied")
+COSTS = ("time", "flops", "given")
+GRANULARITY = ("layer", "stage")
+DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B|)\s*")
+
+
+def bytes_of(text: Any, path: str) -> int:
+    """Bytes that ``58GiB``, ``200MiB`` or a plain number of bytes means.
+
+    Raises:
+        ConfigError: for what isn't an amount of memory.
+    """
+    match = _AMOUNT.fullmatch(str(text))
+    if match is None:
+        raise ConfigError(path, text, "not an amount of memory", ("58GiB", "200MiB", "64GB"))
+    return int(float(match.group(1)) * _UNITS[match.group(2)])
+
+
+@dataclass
+class DeviceSettings:
+    """The device a plan is made for. Speeds only weigh replayed work in a search; no figure of memory uses them."""
+
+    name: str = "Ascend 910B, 64 GiB"
+    memory: str = "64GiB"
+    teraflops: float = 280.0
+    """Sustained matrix products in the compute dtype."""
+    memory_bandwidth: float = 1.2e12
+    """Sustained bytes per second that element-wise operations and permutations reach."""
+    link_bandwidth: float = 4.0e10
+    """Bytes per second that one rank reaches in an all-to-all."""
+    communicator_buffer: str = "200MiB"
+    """What one communicator allocates per direction (HCCL_BUFFSIZE); twice this per communicator."""
+
+    def validate(self, path: str) -> None:
+        """Raises ConfigError for amounts that can't be read or aren't positive."""
+        for name in ("memory", "communicator_buffer"):
+            bytes_of(getattr(self, name), f"{path}.{name}")
+        for name in ("teraflops", "memory_bandwidth", "link_bandwidth"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{path}.{name}", getattr(self, name), "must be above 0")
+
+
+@dataclass
+class EstimateSettings:
+    """Assumptions of the dry run. Each is printed with the result."""
+
+    device: DeviceSettings = field(default_factory=DeviceSettings)
+    dtype: str = "bfloat16"
+    """Of parameters and compute."""
+    gradient_dtype: str = "float32"
+    """Of the main gradients that micro-batches are added into."""
+    views: str = "shared"
+    """``shared``: kernels read views in place, as on Ascend. ``copied``: they copy view operands first, as on a CPU."""
+    imbalance: float = 1.0
+    """Rows that the fullest rank's experts get, over the average. It scales every tensor between the exchanges."""
+    shard: str = "optim_grads_params"
+    """What FSDP spreads: optimizer states, gradients, parameters."""
+    reshard_after_forward: str = "default"
+    """Whether gathered parameters are dropped after a layer's forward; ``default`` keeps them under a pipeline."""
+    prefetch: int = 1
+    """Layers whose parameters are gathered ahead of their use."""
+    reserve: str = "3GiB"
+    """Runtime, kernels' workspaces and everything outside the allocator."""
+    fragmentation: float = 0.05
+    """What the allocator loses between blocks, as a share of activations and gradients at the peak."""
+
+    def validate(self, path: str = "estimate") -> None:
+        """Raises ConfigError for an assumption that can't be used."""
+        self.device.validate(f"{path}.device")
+        bytes_of(self.reserve, f"{path}.reserve")
+        choices = {"dtype": DTYPES, "gradient_dtype": DTYPES, "views": VIEWS, "shard": SHARDS}
+        for name, accepted in (choices | {"reshard_after_forward": RESHARD}).items():
+            if getattr(self, name) not in accepted:
+                raise ConfigError(f"{path}.{name}", getattr(self, name), "not a choice", accepted)
+        if self.imbalance < 1:
+            raise ConfigError(
+                f"{path}.imbalance", self.imbalance, "the fullest rank gets at least the average: 1 or more"
+            )
+        for name in ("prefetch", "fragmentation"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{path}.{name}", getattr(self, name), "must not be negative")
+
+
+@dataclass
+class SearchSettings:
+    """What the search may choose, and what it pays."""
+
+    cost: str = "time"
+    """What a replay costs: ``time`` (from FLOPs, bytes moved and exchanged, and the device's speeds), ``flops``, or
+    ``given`` (``times`` per region)."""
+    times: dict[str, float] = field(default_factory=dict)
+    """Milliseconds that one replay of a region takes in one layer, for ``cost=given``."""
+    per: str = "layer"
+    """Choose a layout for each layer, or one per kind of layer in a ``stage``."""
+    curve: int = 12
+    """Budgets at which the trade-off curve is computed."""
+
+    def validate(self, path: str = "search") -> None:
+        """Raises ConfigError for a choice that doesn't exist, or times that have no effect or are missing."""
+        for name, accepted in (("cost", COSTS), ("per", GRANULARITY)):
+            if getattr(self, name) not in accepted:
+                raise ConfigError(f"{path}.{name}", getattr(self, name), "not a choice", accepted)
+        if self.times and self.cost != "given":
+            raise ConfigError(f"{path}.times", dict(self.times), f"has no effect with {path}.cost={self.cost}")
+        if not self.times and self.cost == "given":
+            raise ConfigError(f"{path}.times", {}, f"{path}.cost=given needs times per region")
+        if self.curve < 2:
+            raise ConfigError(f"{path}.curve", self.curve, "a curve needs 2 budgets or more")
+
+
+@dataclass
+class DryrunFields:
+    """Top-level keys of ``hp-memory dryrun`` beside those of every command."""
+
+    estimate: EstimateSettings = field(default_factory=EstimateSettings)
+    yaml: str | None = None
+    """A MindFormers YAML that replaces the recipe's model, parallel sizes, pipeline and layout."""
+    report: str | None = None
+    """``compare-run``: the JSON report of a real run, with allocated and reserved bytes per rank."""
+    installed: bool = True
+    """Trace every kind of layer with its plan installed too, and compare with what the rules say it holds."""
+
+
+@dataclass
+class SearchFields:
+    """Top-level keys of ``hp-memory search`` beside those of every command."""
+
+    budget: str = MISSING
+    """What one device may hold, e.g. ``58GiB``."""
+    estimate: EstimateSettings = field(default_factory=EstimateSettings)
+    search: SearchSettings = field(default_factory=SearchSettings)
+    yaml: str | None = None
+    """As for ``dryrun``."""
