@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +83,7 @@ SCHEMAS: dict[str, type] = {
 }
 
 
+@functools.cache
 def register() -> None:
     """Makes ``<command>_schema`` known to Hydra for every command's defaults list."""
     store = ConfigStore.instance()

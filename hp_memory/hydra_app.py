@@ -31,7 +31,8 @@ def run(command: str, args: list[str], body: Callable[[Any], int]) -> int:
     Raises:
         ConfigError: for any override, file or value that the command's config can't take.
     """
-    config.register()
+    # Hydra's parser takes flags only before the overrides or behind them, people write them in between.
+    args = sorted(args, key=lambda arg: "=" in arg or arg.startswith("~"))
     flags = get_args_parser().parse_args(args)
     if not (flags.help or flags.hydra_help):
         for job in _jobs(flags.overrides, flags.multirun):

@@ -24,7 +24,7 @@ def run(cfg: CompareConfig) -> int:
     plan = checked_plan(cfg)
     plans = _plans(cfg)
     console = make_console()
-    if cfg.launch.dry_run or cfg.launch.action != "run":
+    if cfg.launch.dry_run:
         return launch_workers(cfg, WORKER, Path(cfg.run_dir or cfg.run_root))
     run_dir = prepare_run_dir(cfg, plan)
     words = [f"layout {name}, plan {p.hash()}\n{p.in_words()}" for name, p in plans.items()]
@@ -32,7 +32,7 @@ def run(cfg: CompareConfig) -> int:
     write_job(run_dir, Job(plans, cfg.steps, cfg.timed_steps))
     console.print(f"run directory {run_dir}", markup=False, highlight=False, soft_wrap=True)
     code = launch_workers(cfg, WORKER, run_dir)
-    return code or _report(run_dir, plans, console)
+    return code if code or cfg.launch.action != "run" else _report(run_dir, plans, console)
 
 
 def _plans(cfg: CompareConfig) -> dict[str, ActivationPlan]:

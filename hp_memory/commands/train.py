@@ -10,6 +10,8 @@ from hp_memory.experiment import checked_plan, fingerprint, launch_workers, prep
 from hp_memory.report.table import console as make_console
 from hp_memory.report.training import write_report
 
+WORKERS = {"reference": "hp_memory.train.worker", "mindformers": "hp_memory.mindformers.worker"}
+
 
 def run(cfg: HPConfig) -> int:
     """Trains; returns 0, or the launch's exit code."""
@@ -17,18 +19,18 @@ def run(cfg: HPConfig) -> int:
     _check_checkpoint(cfg)
     console = make_console()
     console.print(plan.in_words(), markup=False, highlight=False)
-    if cfg.launch.dry_run or cfg.launch.action != "run":
-        return launch_workers(cfg, "hp_memory.train.worker", Path(cfg.run_dir or cfg.run_root))
-    run_dir = prepare_run_dir(cfg, plan)
+    # A dry run writes nothing; scripts and job files are started later and find their config in the run directory.
+    run_dir = Path(cfg.run_dir or cfg.run_root) if cfg.launch.dry_run else prepare_run_dir(cfg, plan)
     console.print(f"run directory {run_dir}", markup=False, highlight=False, soft_wrap=True)
-    code = launch_workers(cfg, "hp_memory.train.worker", run_dir)
-    if code == 0:
+    code = launch_workers(cfg, WORKERS[cfg.engine], run_dir)
+    if code == 0 and cfg.launch.action == "run" and not cfg.launch.dry_run:
         console.print(write_report(run_dir, json.loads((run_dir / "result.json").read_text())).rich())
     return code
 
 
 def _check_checkpoint(cfg: HPConfig) -> None:
-    if cfg.train.resume_from is not None:
+    # MindFormers has checkpoints of its own and checks them itself.
+    if cfg.train.resume_from is not None and cfg.engine == "reference":
         from hp_memory.train.checkpoint import find_checkpoint
 
         digest = fingerprint(cfg).digest

@@ -1,0 +1,79 @@
+"""The command line refuses what its config can't mean: exit code 2, one or two lines, no traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+from hp_memory.cli import COMMANDS, main
+
+
+def run(capsys, *argv):
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    out, err = capsys.readouterr()
+    return end.value.code, out, err
+
+
+def test_usage_lists_every_command(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(command in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("trian",), "did you mean 'train'"),
+        (("train", "recipe=tiny_mo"), "did you mean 'tiny_moe'"),
+        (("train", "layout=chain_exlude"), "did you mean 'chain_exclude'"),
+        (("train", "layout.nme=x"), "did you mean 'layout.name'"),
+        (("train", "+foo=1"), "foo='1': no such key"),
+        (("train", "+layout.foo=1"), "no such key"),
+        (("train", "model.top_k=many"), "model.top_k"),
+        (("train", "layout.save=[gmm"), "override"),
+        (("train", "layout"), "key=value"),
+        (("train", "layout.save=[gmm,al2all]"), "did you mean 'all2all'"),
+        (("train", "layout.layers=[{layers: 99}]"), "layers 0-"),
+        (("train", "layout.layers=[{layers: ''}]"), "not a layer selector"),
+        (("train", "layout=none", "layout.recompute=[router]"), "always saved"),
+        (("train", "layout.save=[gmm,gmm.up]"), "a second time"),
+        (("train", "recipe=tiny_moe", "parallel.expert=3"), "parallel.expert=3"),
+        (("train", "recipe=tiny_moe", "model.num_experts=7"), "experts"),
+        (("train", "recipe=tiny_moe", "launch.workers_per_node=3"), "starts 3 workers"),
+        (("train", "data.text=missing.txt"), "no such file"),
+        (("train", "run_root=/proc/hp"), "run_root='/proc/hp'"),
+        (("train", "recipe=tiny_moe", "train.resume_from=nowhere"), "no complete checkpoint"),
+        (("train", "engine=torch"), "reference, mindformers"),
+        (("compare", "layouts=[none]"), "two or more"),
+        (("compare", "layouts=[none,fulll]"), "did you mean 'full'"),
+        (("train", "-m", "layout=none,fulll"), "did you mean 'full'"),
+    ],
+)
+def test_bad_input_is_refused_in_two_lines(capsys, argv, says):
+    code, out, err = run(capsys, *argv)
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) <= 2
+    assert "Traceback" not in out + err
+
+
+def test_a_refused_sweep_runs_none_of_its_jobs(capsys):
+    _, out, _ = run(capsys, "train", "-m", "layout=none,fulll", "launch.dry_run=true")
+    assert "worker" not in out
+
+
+def test_the_config_is_shown_without_running(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "train", "recipe=tiny_moe", "--cfg", "job", "--resolve")
+    assert code == 0
+    assert "name: chain_exclude" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_of_launches_shows_each_command_and_starts_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "train", "recipe=tiny_moe", "-m", "layout=none,full", "launch.dry_run=true")
+    assert code == 0
+    assert out.count("hp_memory.train.worker") == 2
+    # Hydra's own note of the sweep is all that is written.
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["multirun.yaml"]
