@@ -13,6 +13,7 @@ from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import LayoutSettings
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 from hp_memory.offload.settings import OffloadSettings
+from hp_memory.pipeline.regression.cases import MatrixSettings
 from hp_memory.pipeline.settings import PipelineSettings
 from hp_memory.train.settings import DataSettings, TrainSettings
 
@@ -67,6 +68,17 @@ class ExportConfig(HPConfig):
 
 
 @dataclass
+class PipelineConfig(HPConfig):
+    """``hp-memory pipeline``: a matrix of pipelines against an unpipelined reference, or one schedule's timeline."""
+
+    matrix: MatrixSettings = field(default_factory=MatrixSettings)
+    show: bool = False
+    """Only print the timeline, bubble and peaks of ``pipeline``."""
+    picture: str | None = None
+    """With ``show``: write the timeline to this file too; the suffix decides the format."""
+
+
+@dataclass
 class LayoutOnly:
     """One option of the ``layout`` group by itself, for commands that compare several."""
 
@@ -80,6 +92,7 @@ SCHEMAS: dict[str, type] = {
     "launch": HPConfig,
     "doctor": HPConfig,
     "export": ExportConfig,
+    "pipeline": PipelineConfig,
 }
 
 

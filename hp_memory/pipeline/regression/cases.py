@@ -34,8 +34,6 @@ class MatrixSettings:
     """An uneven split, for all cases; empty for an even one."""
     rows: int = 1
     """Sequences per micro-batch and rank."""
-    workers: int = 0
-    """0 runs all ranks in one process with queues; else msrun workers, stages times expert ranks."""
     seed: int = 7
 
     def validate(self, path: str = "matrix") -> None:
@@ -51,8 +49,12 @@ class MatrixSettings:
             for i, each in enumerate(value if name in accepted else ()):
                 if each not in accepted[name]:
                     raise ConfigError(f"{path}.{name}[{i}]", each, "unknown", accepted[name])
-        if self.rows < 1 or self.workers < 0:
-            raise ConfigError(f"{path}.rows" if self.rows < 1 else f"{path}.workers", self.rows, "must not be negative")
+        for name, least in (("stages", 2), ("microbatches", 1)):
+            for i, each in enumerate(getattr(self, name)):
+                if each < least:
+                    raise ConfigError(f"{path}.{name}[{i}]", each, f"must be at least {least}")
+        if self.rows < 1:
+            raise ConfigError(f"{path}.rows", self.rows, "must be at least 1")
 
 
 @dataclass(frozen=True)

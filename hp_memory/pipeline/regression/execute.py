@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from hp_memory.pipeline.generate import one_at_a_time
 from hp_memory.pipeline.messages import add_messages
 from hp_memory.pipeline.regression import checks
 from hp_memory.pipeline.regression.cases import Case
+from hp_memory.pipeline.regression.job import Result
 from hp_memory.pipeline.regression.model import EMBEDDING, HEAD, Bench
 from hp_memory.pipeline.regression.probes import Probes
 from hp_memory.pipeline.regression.reference import Arrays, Reference, compute
@@ -28,22 +29,6 @@ from hp_memory.pipeline.schedule import COMPUTE, Schedule, Step
 from hp_memory.pipeline.session import check_all_closed
 from hp_memory.pipeline.simulate import Held, levels
 from hp_memory.pipeline.transport import Messages
-
-
-@dataclass
-class Result:
-    """Outcome of a case: the reason of each failed check, and the peaks by rank. No reason, no failure."""
-
-    case: str
-    refused: bool = False
-    failures: dict[str, str] = field(default_factory=dict)
-    checks: tuple[str, ...] = ()
-    peak_bytes: dict[int, int] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    @property
-    def passed(self) -> bool:
-        return not self.failures
 
 
 @dataclass
@@ -69,6 +54,7 @@ class Executor:
     def __init__(self, bench: Bench, rank: int | None = None, peers: Sequence[int] = (), world: str = "") -> None:
         self.bench, self.rank, self.peers, self.world = bench, rank, peers, world
         self._references: dict[tuple, Reference] = {}
+        self._units: dict[tuple, dict[tuple[int, int], Held]] = {}
 
     def run(self, case: Case) -> Result:
         """Run a case and check everything; a case that must be refused is run for its error."""
@@ -149,14 +135,24 @@ class Executor:
     def _check_memory(self, case: Case, result: Result) -> None:
         """Predict every step's bytes from micro-batches run one at a time, then run the schedule and compare."""
         schedule = case_schedule(case)
-        alone = add_messages(one_at_a_time(schedule.only(COMPUTE)))
-        units = _unit_costs(self._measure(case, alone))
+        units = self._unit_costs(case, schedule)
         measured = self._measure(case, schedule)
         for rank in self._ranks(schedule):
             predicted = levels(schedule, rank, lambda chunk, micro: units[chunk, micro])
             series = [level for r, _, _, level in measured if r == rank]
             _note(result, "memory", checks.memory(series, predicted))
             result.peak_bytes[rank] = int(max(series))
+
+    def _unit_costs(self, case: Case, schedule: Schedule) -> dict[tuple[int, int], Held]:
+        """What each (chunk, micro-batch) holds when it is alone; the same for schedules with the same chunks."""
+        key = (replace(case, variant="", backward_thread=False), case.splits, schedule.placement)
+        if key not in self._units:
+            alone = add_messages(one_at_a_time(schedule))
+            found: dict[tuple[int, int], dict[str, int]] = {}
+            for _, step, own, _ in self._measure(case, alone):
+                found.setdefault((step.chunk, step.micro), {})[step.op] = own
+            self._units[key] = {k: Held(ops["F"], ops.get("R", 0), ops.get("B", 0)) for k, ops in found.items()}
+        return self._units[key]
 
     def _measure(self, case: Case, schedule: Schedule) -> list[tuple[int, Step, int, int]]:
         """(rank, step, bytes of the step's chunk, bytes of the rank) after each compute step."""
@@ -242,13 +238,6 @@ def case_schedule(case: Case) -> Schedule:
 def _with_tied(own: Arrays, total: np.ndarray | None) -> Arrays:
     rest = {name: grad for name, grad in own.items() if name not in (EMBEDDING, HEAD)}
     return rest if total is None else {**rest, EMBEDDING: total}
-
-
-def _unit_costs(alone: list[tuple[int, Step, int, int]]) -> dict[tuple[int, int], Held]:
-    found: dict[tuple[int, int], dict[str, int]] = {}
-    for _, step, own, _ in alone:
-        found.setdefault((step.chunk, step.micro), {})[step.op] = own
-    return {key: Held(ops["F"], ops.get("R", 0), ops.get("B", 0)) for key, ops in found.items()}
 
 
 def _watch(chunks: Mapping[int, Chunk]) -> list[Callable[[], int]]:
