@@ -19,7 +19,6 @@ class Corpus:
 
     train: np.ndarray
     validation: np.ndarray
-    vocab_size: int
 
     @property
     def unigram_entropy(self) -> float:
@@ -41,7 +40,15 @@ def load_corpus(settings: DataSettings) -> Corpus:
     pieces = [np.asarray(encoding.ids, np.int32) for encoding in tokenizer.encode_batch(lines)]
     tokens = np.concatenate(pieces) if pieces else np.empty(0, np.int32)
     split = tokens.size - int(tokens.size * settings.validation_fraction)
-    return Corpus(tokens[:split], tokens[split:], tokenizer.get_vocab_size())
+    return Corpus(tokens[:split], tokens[split:])
+
+
+def check_vocabulary(settings: DataSettings, vocab_size: int) -> None:
+    """Raises ConfigError for a tokenizer that makes ids the model has no row for."""
+    made = Tokenizer.from_file(str(settings.tokenizer_path)).get_vocab_size()
+    if made > vocab_size:
+        path = "data.tokenizer"
+        raise ConfigError(path, str(settings.tokenizer_path), f"makes {made} ids, model.vocab_size is {vocab_size}")
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from hp_memory.launch.environment import RESUME
 from hp_memory.launch.peaks import device_peaks, write_rank_report
 from hp_memory.layout import from_dict
 from hp_memory.models.fingerprint import fingerprint
-from hp_memory.models.reference import build, region_map
+from hp_memory.models.reference import Model, build, region_map
 from hp_memory.train import checkpoint
 from hp_memory.train.checkpoint import CheckpointInfo
-from hp_memory.train.data import Batches, Corpus, load_corpus
+from hp_memory.train.data import Batches, Corpus, check_vocabulary, load_corpus
 from hp_memory.train.process import Groups, require_agreement, run_worker, start
 from hp_memory.train.progress import Progress
 from hp_memory.train.run_files import RunSettings, read_settings
@@ -33,6 +33,7 @@ def train(run_dir: Path) -> None:
     """Trains the reference model as the run directory's config says."""
     settings = read_settings(run_dir)
     groups = start(settings.parallel)
+    check_vocabulary(settings.data, settings.model.vocab_size)
     trainer = make_trainer(settings, groups)
     install_plan(trainer, run_dir, groups)
     resume(trainer, settings, groups)
@@ -85,12 +86,19 @@ def run_steps(
         began = time.perf_counter()
         losses.append(trainer.train_step(batches.step(trainer.step)))
         seconds = time.perf_counter() - began
-        progress.write(step=trainer.step, loss=losses[-1], seconds=round(seconds, 4), tokens=tokens)
+        busiest = round(busiest_expert(trainer.model), 3)
+        progress.write(step=trainer.step, loss=losses[-1], seconds=round(seconds, 4), tokens=tokens, busiest=busiest)
         if is_due(trainer.step, settings):
             progress.write(phase="checkpoint", step=trainer.step)
             save(trainer, settings, run_dir)
             progress.write(phase="train", step=trainer.step)
     return losses
+
+
+def busiest_expert(model: Model) -> float:
+    """How many times its fair share the busiest expert got of this rank's tokens since the last call; 1 is even."""
+    loads = model.take_expert_loads()
+    return float(max((load.max() / load.mean() for load in loads if load.any()), default=1.0))
 
 
 def is_due(step: int, settings: RunSettings) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
 from hp_memory.models import devices
@@ -65,6 +66,10 @@ class Model(nn.Cell):
         for block in self.layers:
             x = block(x)
         return mint.matmul(self.norm(x), self.head) if self.has_head else x
+
+    def take_expert_loads(self) -> list[np.ndarray]:
+        """Tokens of this rank per expert (E,) since the last call, for each MoE layer of this part."""
+        return [block.moe.router.take_load() for block in self.layers if block.kind == "moe"]
 
 
 def build(

@@ -1,0 +1,41 @@
+"""The entry of a rank: an error ends the process at once, with its log."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys, threading, time
+from hp_memory.train.process import run_worker
+def main(run_dir):
+    threading.Thread(target=time.sleep, args=(60,)).start()   # as a hanging communicator would
+    raise KeyboardInterrupt('what went wrong')
+run_worker(main)
+"""
+
+
+def test_an_error_is_logged_and_ends_the_process_at_once(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, "--run-dir", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert result.returncode == 1
+    assert "what went wrong" in result.stdout
+    assert "Traceback" in result.stdout
+
+
+def test_another_number_of_ranks_than_the_config_needs_is_an_error(mindspore, monkeypatch):
+    from hp_memory.models.settings import ParallelSettings
+    from hp_memory.train.process import start
+
+    monkeypatch.delenv("MS_ROLE", raising=False)
+    with pytest.raises(RuntimeError, match="1 ranks were started, the config needs 2"):
+        start(ParallelSettings(data=2))
+
+
+def test_one_rank_agrees_with_itself(mindspore):
+    from hp_memory.models.groups import ALONE
+    from hp_memory.train.process import require_agreement
+
+    require_agreement("0123456789abcdef", "plan", ALONE)
