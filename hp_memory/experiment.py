@@ -14,6 +14,7 @@ from hp_memory.launch.job import launch
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
 from hp_memory.paths import make_run_dir
 from hp_memory.report.environment import environment
+from hp_memory.train.data import check_vocabulary
 
 
 def checked_plan(cfg: HPConfig) -> ActivationPlan:
@@ -23,6 +24,8 @@ def checked_plan(cfg: HPConfig) -> ActivationPlan:
         ConfigError: for whatever can't work, before anything is written or started.
     """
     validate(cfg)
+    if cfg.engine == "reference":
+        check_vocabulary(cfg.data, cfg.model.vocab_size)
     return build_plan(cfg.layout, fingerprint(cfg))
 
 
