@@ -144,15 +144,14 @@ def compare(trace_: LayerTrace, plain: LayerTrace, layer: LayerPlan, installed: 
     from hp_memory.estimate.record import BARE
 
     replayed = layer.layout.replays(plain.regions)
-    kept = {n: trace_.storages[n].shape for n in trace_.inputs[:1]} if replayed else {}
-    for item in (*installed.saved, *installed.outputs) if replayed else trace_.saved:
-        kept.setdefault(item.storage, item.shape)
-    found = [(shape, trace_.storages[n]) for n, shape in kept.items() if trace_.activation(n)]
-    wanted = [(entry.shape, plain.storages[entry.storage]) for entry in held(plain, layer.layout)]
+    kept = set(trace_.inputs[:1]) if replayed else set()
+    kept |= {item.storage for item in ((*installed.saved, *installed.outputs) if replayed else trace_.saved)}
+    found = [trace_.storages[n] for n in kept if trace_.activation(n)]
+    wanted = [plain.storages[entry.storage] for entry in held(plain, layer.layout)]
     return LayerCheck(
         layer.kind,
         layer.layout.name,
-        *(tuple(sorted((shape, s.dtype, s.nbytes) for shape, s in group)) for group in (found, wanted)),
+        *(tuple(sorted((s.shape, s.dtype, s.nbytes) for s in group)) for group in (found, wanted)),
         trace_.flops("replay"),
         plain.flops("forward", (*replayed, BARE)) if replayed else 0,
         receipt,

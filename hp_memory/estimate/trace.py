@@ -155,6 +155,11 @@ class Recorder(MsDispatchMode):
         copy._set_user_data(_KEY, ref)
         return copy
 
+    def returned(self, region: str, out: Any) -> None:
+        """Notes what one of a region's places returned."""
+        numbers = tuple(self.storage_of(t) for t in tensors((out,)))
+        self.trace.region_outputs[region] = (*self.trace.region_outputs.get(region, ()), *numbers)
+
     def is_made_again(self, tensor: Tensor) -> bool:
         """Whether a checkpoint makes this tensor again as a view of what a replay gives the running region.
 
@@ -207,7 +212,7 @@ class Mark:
         try:
             out = self.target(*args, **kwargs)
             if recorder.phase == "forward":
-                recorder.trace.region_outputs[self.region] = tuple(recorder.storage_of(t) for t in tensors((out,)))
+                recorder.returned(self.region, out)
         finally:
             recorder.region, recorder.arguments = outside
         return out
