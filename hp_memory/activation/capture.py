@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mindspore import Parameter, Tensor, nn
 
-from hp_memory.activation import elision, observing
+from hp_memory.activation import elision, native, observing
 from hp_memory.activation.frames import Frame
 from hp_memory.activation.recipes import Copy, OfParameter, Slot, View
 from hp_memory.activation.trees import Path, call_tensors
@@ -167,13 +167,13 @@ class Capture:
         self.frame.guarded.append((tensor, tensor._version, self.region, "a tensor saved by the body"))
         observation = observing.active
         if observation is None and self.findings is None:
-            return tensor.data
+            return native.detached(tensor)
         reason = self._reason(tensor)
         if self.findings is not None:
             self._find(tensor, f"kept: {reason}", tensor.untyped_storage().nbytes())
         if observation is None:
-            return tensor.data
-        return observing.Kept(tensor.data, observation.keep(tensor, self.region.name, reason))
+            return native.detached(tensor)
+        return observing.Kept(native.detached(tensor), observation.keep(tensor, self.region.name, reason))
 
     def _reason(self, tensor: Tensor) -> str:
         storage = tensor.untyped_storage().data_ptr()

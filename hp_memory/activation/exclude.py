@@ -176,7 +176,7 @@ def _layout(tensor: Tensor) -> tuple:
 
 def _detached(tensor: Tensor) -> Tensor:
     """The values without the graph: the record must not own the graph that owns its slots."""
-    values = tensor.data
+    values = native.detached(tensor)
     if tensor._requires_grad:
         values.requires_grad_()
     return values
@@ -188,7 +188,7 @@ def _replayed(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) ->
         slot = binding.slot()
         if slot is not None:
             tensor = _find(binding, region, args, kwargs)
-            slot.fill(tensor.data)
+            slot.fill(native.detached(tensor))
             frame.bound.append((tensor, tensor._version, region))
     # The body would have drawn from the generator here.
     native.set_rng_state(record.rng)

@@ -181,7 +181,7 @@ class Invocation(native.RecomputeHandle):
                     "control flow changed between forward and replay"
                 )
             frame.packed = i + 1
-            values = tensor.data  # the tensor itself would close a circle through the replay's own graph
+            values = native.detached(tensor)  # the tensor itself would close a circle through the replay's own graph
             slot = slots[i]()
             if slot is not None:
                 slot.fill(values)

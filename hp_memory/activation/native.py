@@ -9,8 +9,8 @@ import contextlib
 import gc
 import importlib
 
-from mindspore import Parameter, ops
-from mindspore._c_expression import Cell_
+from mindspore import Parameter, Tensor, ops
+from mindspore._c_expression import Cell_, _DispatchGuardStack
 from mindspore._c_expression.amp import get_curr_amp_strategy
 from mindspore.common.generator import get_rng_state, set_rng_state
 from mindspore.graph.api import _pynative_executor as executor
@@ -25,6 +25,7 @@ __all__ = [
     "as_strided",
     "collector",
     "current_session",
+    "detached",
     "early_stop_override",
     "empty_trigger",
     "get_curr_amp_strategy",
@@ -48,6 +49,14 @@ session_handles = _recompute._recompute_session_handles
 current_session = _recompute._recompute_session.get
 collector = _recompute._recompute_handle_collector.get
 hooks_active = executor.is_saved_tensor_hook_active
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """The same storage without the graph.
+
+    ``.data`` is forty times cheaper, but of a view taken under a dispatch mode it keeps the view's graph alive.
+    """
+    return ops.stop_gradient(tensor) if _DispatchGuardStack.has_dispatch_guard() else tensor.data
 
 
 def early_stop_override() -> bool | None:

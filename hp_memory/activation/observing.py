@@ -134,9 +134,9 @@ def label(region: str, reason: str = "saved for backward") -> Iterator[None]:
 
 def _base_pack(tensor: Tensor) -> Any:
     if active is None:
-        return tensor.data
+        return native.detached(tensor)
     region, reason = _labels.stack[-1]
-    return Kept(tensor.data, active.keep(tensor, region, reason))
+    return Kept(native.detached(tensor), active.keep(tensor, region, reason))
 
 
 def base_unpack(packed: Any) -> Any:

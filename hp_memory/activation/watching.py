@@ -16,6 +16,9 @@ from hp_memory.activation import frames
 from hp_memory.activation.elision import read_by
 from hp_memory.errors import ReplayError
 
+# The hooks detach what they pack by this operation while a dispatch mode is on.
+_DETACH = "StopGradient"
+
 
 def _note(frame: frames.Frame, tensor: Tensor, reader: str) -> None:
     key = read_by(frame, tensor)
@@ -40,7 +43,7 @@ class Watch(MsDispatchMode):
         return super().__exit__(*exc)
 
     def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
-        if self.frame.inside is None:
+        if self.frame.inside is None and func.name != _DETACH:
             self.names.append(func.name)
             self._scan(func.name, args)
         return func(*args, **(kwargs or {}))
@@ -69,6 +72,8 @@ class Retrace(MsDispatchMode):
     def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
         if self.may_skip and func.name in self.names[self.done :]:
             self.done = self.names.index(func.name, self.done)
+        if func.name == _DETACH:
+            return func(*args, **(kwargs or {}))
         expected = self.names[self.done] if self.done < len(self.names) else "nothing"
         if func.name != expected:
             raise ReplayError(

@@ -209,7 +209,7 @@ def micro_batches(block, run, count, rows, order, how):
     for index in order:
         out, x, handles = flying[index]
         grads = BACKWARDS[how](out, x, weights, handles)
-        results[index] = [out.asnumpy()] + [None if g is None else g.asnumpy() for g in grads]
+        results[index] = [None if t is None else t.asnumpy().copy() for t in (out, *grads)]
         handles.clear()
         flying[index] = None
     return [results[i] for i in range(count)]
