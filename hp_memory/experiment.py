@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ from hp_memory.config import HPConfig, validate
 from hp_memory.errors import ConfigError
 from hp_memory.launch.job import launch
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
+from hp_memory.models.settings import REFERENCE
 from hp_memory.paths import make_run_dir
 from hp_memory.report.environment import environment
 from hp_memory.train.data import check_vocabulary
@@ -29,6 +31,28 @@ def checked_plan(cfg: HPConfig) -> ActivationPlan:
     return build_plan(cfg.layout, fingerprint(cfg))
 
 
+# What reads these groups, where a command of the reference engine doesn't.
+_READ_ELSEWHERE = {
+    "pipeline": "has no effect here: pipelines of the reference model run under `hp-memory pipeline`",
+    "offload": "has no effect here: HyperOffload acts on compiled graphs, this training is eager (PyNative)",
+}
+
+
+def refuse_unread_settings(cfg: HPConfig) -> None:
+    """Refuses groups that nothing reads when the reference trainer runs a model eagerly and in one piece.
+
+    Raises:
+        ConfigError: saying what does read them.
+    """
+    if cfg.engine != "reference":
+        return
+    for group, why in _READ_ELSEWHERE.items():
+        settings, default = getattr(cfg, group), type(getattr(cfg, group))()
+        for name in (field.name for field in dataclasses.fields(settings)):
+            if getattr(settings, name) != getattr(default, name):
+                raise ConfigError(f"{group}.{name}", getattr(settings, name), why)
+
+
 def plan_for(cfg: HPConfig, layout: LayoutSettings, path: str) -> ActivationPlan:
     """The plan of the config's model under another layout."""
     return build_plan(layout, fingerprint(cfg), path)
@@ -36,6 +60,8 @@ def plan_for(cfg: HPConfig, layout: LayoutSettings, path: str) -> ActivationPlan
 
 def fingerprint(cfg: HPConfig) -> ModelFingerprint:
     """The fingerprint of the config's model, in the engine it runs in."""
+    if cfg.engine == "reference" and cfg.model.family != REFERENCE:
+        raise ConfigError("engine", cfg.engine, f"can't run the family {cfg.model.family!r}", ("mindformers",))
     if cfg.engine == "mindformers":
         from hp_memory.models.mindformers_settings import fingerprint as mindformers_fingerprint
 

@@ -10,7 +10,7 @@ import rich.console
 from hp_memory.compare.job import Job, write_job
 from hp_memory.config import CompareConfig
 from hp_memory.errors import ConfigError
-from hp_memory.experiment import checked_plan, launch_workers, plan_for, prepare_run_dir
+from hp_memory.experiment import checked_plan, launch_workers, plan_for, prepare_run_dir, refuse_unread_settings
 from hp_memory.hydra_app import compose, to_object
 from hp_memory.layout import ActivationPlan
 from hp_memory.report.comparison import unexpected, write_report
@@ -22,6 +22,9 @@ WORKER = "hp_memory.compare.worker"
 def run(cfg: CompareConfig) -> int:
     """Compares; returns 0 only if every layout gave the first one's bits on every rank."""
     plan = checked_plan(cfg)
+    refuse_unread_settings(cfg)
+    if cfg.engine != "reference":
+        raise ConfigError("engine", cfg.engine, "layouts are compared on the reference model", ("reference",))
     plans = _plans(cfg)
     console = make_console()
     if cfg.launch.dry_run:
