@@ -28,7 +28,7 @@ class _InFlight:
 
     def held(self, parameters: frozenset[int]) -> dict[int, int]:
         """Storages that autograd holds for this micro-batch now, replayed ones too: address -> bytes."""
-        return held.saved(self.observation, parameters) | held.replayed(self.session.living())
+        return held.saved(self.observation, parameters) | held.replayed(self.session.living(), parameters)
 
 
 class Chunk:

@@ -19,7 +19,7 @@ def saved(observation: Observation, parameters: frozenset[int]) -> dict[int, int
     return {held.storage: held.nbytes for held in living if held.nbytes and held.storage not in parameters}
 
 
-def replayed(handles: Iterable[Any]) -> dict[int, int]:
+def replayed(handles: Iterable[Any], parameters: frozenset[int]) -> dict[int, int]:
     """What replays of these checkpointed calls made and backward hasn't read for the last time."""
     found: dict[int, int] = {}
     for handle in handles:
@@ -28,4 +28,4 @@ def replayed(handles: Iterable[Any]) -> dict[int, int]:
             if slot is not None and slot.value is not None:
                 storage = slot.value.untyped_storage()
                 found[storage.data_ptr()] = storage.nbytes()
-    return found
+    return {address: nbytes for address, nbytes in found.items() if address not in parameters}

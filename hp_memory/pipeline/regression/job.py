@@ -74,8 +74,9 @@ def read_results(run_dir: Path) -> list[Result]:
         for data in json.loads(file.read_text()):
             data["peak_bytes"] = {int(rank): peak for rank, peak in data["peak_bytes"].items()}
             found = Result(**data | {"checks": tuple(data["checks"])})
+            found.failures = {f"{check} ({file.stem})": why for check, why in found.failures.items()}
             known = merged.setdefault(found.case, found)
-            known.failures |= {f"{check} ({file.stem})": why for check, why in found.failures.items()}
+            known.failures |= found.failures
             for rank, peak in found.peak_bytes.items():
                 known.peak_bytes[rank] = max(peak, known.peak_bytes.get(rank, 0))
             known.seconds = max(known.seconds, found.seconds)
