@@ -1,0 +1,31 @@
+"""Every recipe composes, validates, and gives a plan that says something about every layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hp_memory import hydra_app
+from hp_memory.experiment import checked_plan
+from hp_memory.paths import config_dir
+
+RECIPES = config_dir() / "recipe"
+NAMES = sorted(str(path.relative_to(RECIPES).with_suffix("")) for path in Path(RECIPES).rglob("*.yaml"))
+
+
+def compose(name: str):
+    command = "pipeline" if name.startswith("pp_regression/") else "train"
+    return hydra_app.to_object(hydra_app.compose(command, [f"recipe={name}"]))
+
+
+def test_there_are_recipes():
+    assert "tiny_moe" in NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe(name):
+    cfg = compose(name)
+    plan = checked_plan(cfg)
+    assert len(plan.layers) == len(cfg.model.kinds)
+    assert plan.in_words()
