@@ -8,9 +8,7 @@ from hp_memory.offload.info import OffloadInfo
 from hp_memory.offload.operations import D2H, H2D, Operation
 
 
-def add_single_activation_operations(
-    draft: Draft, info: OffloadInfo, outputs_of: dict[Output, list[int]]
-) -> None:
+def add_single_activation_operations(draft: Draft, info: OffloadInfo, outputs_of: dict[Output, list[int]]) -> None:
     """Save the datum behind its producer, reload it before the first user of each group, rewire the users.
 
     Readers of a view get the reload of the source itself. A datum that is also a graph output gets one more reload

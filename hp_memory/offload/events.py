@@ -7,7 +7,7 @@ it is done and the copy has arrived. A reload is waited for right before its fir
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from hp_memory.offload.draft import Draft
 from hp_memory.offload.graph import CONDITION_SWITCH, Output
@@ -34,7 +34,7 @@ from hp_memory.offload.operations import (
 Spans = dict[Datum, tuple[int, int]]
 
 
-def add_event_nodes(draft: Draft, release_distance: int, peak: bool) -> list[Output]:
+def add_event_nodes(draft: Draft, release_distance: Callable[[Datum], int], peak: bool) -> list[Output]:
     """Surround every copy with its events: copy-outs in slot order first, then reloads.
 
     Returns:
@@ -45,7 +45,7 @@ def add_event_nodes(draft: Draft, release_distance: int, peak: bool) -> list[Out
     spans = user_spans(draft, [*(save.data for save in saves), *reloads])
     slots = reload_slots(reloads) if peak else {}
     for save in saves:
-        add_events_of_save(draft, save, release_slot(draft, save, spans, release_distance, slots))
+        add_events_of_save(draft, save, release_slot(draft, save, spans, release_distance(save.data), slots))
     return add_events_of_reloads(draft, reloads, spans, peak)
 
 
@@ -72,14 +72,13 @@ def reload_slots(reloads: list[Operation]) -> dict[Datum, list[int]]:
     return slots
 
 
-def release_slot(draft: Draft, save: Operation, spans: Spans, default: int, slots: dict[Datum, list[int]]) -> int:
+def release_slot(draft: Draft, save: Operation, spans: Spans, distance: int, slots: dict[Datum, list[int]]) -> int:
     """Where the device copy is freed: behind its last reader and the release distance, never behind the last kernel.
 
     With the peak strategy it stays before the datum's next reload; the distance strategy has no such guard.
     """
-    own = draft.graph.nodes[save.data.node].release_distance if isinstance(save.data, Output) else None
     last_user = spans[save.data][1] if save.data in spans else save.slot
-    target = min(last_user + (default if own is None else own), len(draft.graph.nodes) - 1)
+    target = min(last_user + distance, len(draft.graph.nodes) - 1)
     later = slots.get(save.data, [])
     following = bisect_right(later, save.slot)
     if following < len(later):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hp_memory.errors import HPMemoryError
 from hp_memory.offload.activations import add_activation_operations
+from hp_memory.offload.adaptive import set_adaptive_distances
 from hp_memory.offload.distance import distance_strategy
 from hp_memory.offload.draft import Draft, source_of
 from hp_memory.offload.events import add_event_nodes
@@ -110,9 +111,9 @@ def run(request: HyperOffloadInput) -> HyperOffloadPlan:
         if request.settings.moves_activations and is_stage_enabled(request):
             generate_activation_operations(draft, plan)
         floors = reload_floors(draft, plan)
-        adjust_hyper_offload_node_position(draft, request.settings.prefetch_distance, floors)
+        adjust_hyper_offload_node_position(draft, distances_of(plan, "prefetch_distance"), floors)
         peak = request.settings.strategy == "peak"
-        plan.raises = add_event_nodes(draft, request.settings.release_distance, peak)
+        plan.raises = add_event_nodes(draft, distances_of(plan, "release_distance"), peak)
     plan.inputs, plan.outputs = draft.changed, draft.outputs
     if request.callback is not None:
         for operation in draft.operations:
@@ -154,8 +155,22 @@ def choose_by_peak_strategy(draft: Draft, plan: HyperOffloadPlan, user_infos: li
     settings = plan.settings
     if settings.max_device_memory == 0:
         return []
-    chosen, plan.peak_choices = peak_strategy(draft, user_infos, settings.threshold, settings.score_weights)
+    chosen, plan.peak_choices, values = peak_strategy(draft, user_infos, settings.threshold, settings.score_weights)
+    set_adaptive_distances(draft.graph, chosen, settings, values)
     return chosen
+
+
+def distances_of(plan: HyperOffloadPlan, name: str) -> Callable[[Datum], int]:
+    """A datum's distance: its producer's own attribute, else the adaptive one, else the setting."""
+    adaptive = {info.data_node: getattr(info, name) for info in plan.offload_infos}
+    default = getattr(plan.settings, name)
+
+    def distance(datum: Datum) -> int:
+        own = getattr(plan.graph.nodes[datum.node], name) if isinstance(datum, Output) else None
+        computed = adaptive.get(datum)
+        return next((value for value in (own, computed) if value is not None), default)
+
+    return distance
 
 
 def reload_floors(draft: Draft, plan: HyperOffloadPlan) -> dict[Operation, int]:

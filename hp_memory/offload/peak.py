@@ -9,7 +9,7 @@ import numpy as np
 
 from hp_memory.offload.draft import Draft
 from hp_memory.offload.info import OffloadInfo, ReplaceInfo
-from hp_memory.offload.profile import MemoryProfile, aligned, memory_profile
+from hp_memory.offload.profile import aligned, memory_profile
 from hp_memory.offload.users import Use, UserInfo, is_valid_offload_node
 
 
@@ -108,9 +108,8 @@ def find_peak(profile: np.ndarray, gaps: Gaps, threshold: int) -> tuple[int, np.
     return None
 
 
-def choose_by_peak(profile: MemoryProfile, gaps: Gaps, threshold: int, weights: list[float]) -> list[PeakChoice]:
-    """Greedy rounds on a copy of the profile until the highest point fits or nothing covers it."""
-    values = profile.values.copy()
+def choose_by_peak(values: np.ndarray, gaps: Gaps, threshold: int, weights: list[float]) -> list[PeakChoice]:
+    """Greedy rounds until the highest point fits or nothing covers it; ``values`` is lowered on the way."""
     covered = CoveredSpans()
     choices: list[PeakChoice] = []
     while found := find_peak(values, gaps, threshold):
@@ -129,8 +128,10 @@ def choose_by_peak(profile: MemoryProfile, gaps: Gaps, threshold: int, weights: 
 
 def peak_strategy(
     draft: Draft, user_infos: list[UserInfo], threshold: int, weights: list[float]
-) -> tuple[list[OffloadInfo], list[PeakChoice]]:
-    """Chosen data and the rounds that chose them. A datum chosen for several gaps is saved and reloaded at the first.
+) -> tuple[list[OffloadInfo], list[PeakChoice], np.ndarray]:
+    """Chosen data, the rounds that chose them, and the profile they leave.
+
+    A datum chosen for several gaps is saved and reloaded at the one chosen first.
 
     Args:
         threshold: bytes the profile must fit in: the device's memory minus the headroom.
@@ -138,12 +139,13 @@ def peak_strategy(
     """
     profile = memory_profile(draft, user_infos)
     gaps = Gaps(draft, user_infos, profile.last_use)
-    choices = choose_by_peak(profile, gaps, threshold, weights)
+    values = profile.values.copy()
+    choices = choose_by_peak(values, gaps, threshold, weights)
     first: dict = {}
     for choice in choices:
         first.setdefault(choice.info.node, choice)
     infos = [OffloadInfo(c.info.node, [ReplaceInfo(c.gap[0], rest_of(c.info, c.gap[1]))]) for c in first.values()]
-    return infos, choices
+    return infos, choices, values
 
 
 def rest_of(info: UserInfo, position: int) -> list[Use]:
