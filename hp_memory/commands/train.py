@@ -35,4 +35,4 @@ def _check_checkpoint(cfg: HPConfig) -> None:
         from hp_memory.train.checkpoint import find_checkpoint
 
         digest = fingerprint(cfg).digest
-        find_checkpoint(cfg.train.resume_from, digest, cfg.parallel.world_size, cfg.parallel.expert)
+        find_checkpoint(cfg.train.resume_from, digest, cfg.parallel.world_size, cfg.parallel.expert, cfg.train.steps)

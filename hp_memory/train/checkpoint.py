@@ -74,12 +74,24 @@ def newest(where: Path) -> Path | None:
 
 
 def find_checkpoint(
-    resume_from: str, digest: str, world_size: int, expert_parallel: int, path: str = "train.resume_from"
+    resume_from: str,
+    digest: str,
+    world_size: int,
+    expert_parallel: int,
+    steps: int | None = None,
+    path: str = "train.resume_from",
 ) -> Path:
     """The checkpoint to continue from, after checking that this model and job can read it.
 
+    Args:
+        resume_from: a run directory or one checkpoint.
+        digest: of the model that is to read it.
+        world_size: ranks of this job; ``expert_parallel`` likewise.
+        steps: where training is to end; None if any checkpoint will do.
+
     Raises:
-        ConfigError: if there is none, if it is another model's, or if it was written by another number of ranks.
+        ConfigError: if there is none, if it is another model's, if it was written by another number of ranks, or if
+            training would end before it.
     """
     folder = newest(Path(resume_from))
     if folder is None:
@@ -90,6 +102,10 @@ def find_checkpoint(
     if (info.world_size, info.expert_parallel) != (world_size, expert_parallel):
         written = f"{info.world_size} ranks with expert parallel {info.expert_parallel}"
         raise ConfigError(path, str(folder), f"was written by {written}, this job has {world_size}, {expert_parallel}")
+    if steps is not None and info.step >= steps:
+        raise ConfigError(
+            path, str(folder), f"is of step {info.step}, where train.steps={steps} has nothing left to do"
+        )
     missing = [rank for rank in range(world_size) if not _rank_file(folder, rank).is_file()]
     if missing:
         raise ConfigError(path, str(folder), f"the files of ranks {missing} are missing")

@@ -61,3 +61,10 @@ def test_nothing_to_resume_from_and_a_lost_file_are_refused(tmp_path):
     (write(tmp_path, 2) / "rank_1.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"ranks \[1\] are missing"):
         checkpoint.find_checkpoint(str(tmp_path), "d", 2, 2)
+
+
+def test_a_checkpoint_at_or_behind_the_end_of_training_is_refused(tmp_path):
+    write(tmp_path, 5)
+    assert checkpoint.find_checkpoint(str(tmp_path), "d", 2, 2, steps=6)
+    with pytest.raises(ConfigError, match=r"step 5, where train\.steps=5"):
+        checkpoint.find_checkpoint(str(tmp_path), "d", 2, 2, steps=5)
