@@ -12,6 +12,7 @@ from hp_memory.estimate.settings import DTYPES, EstimateSettings, bytes_of
 from hp_memory.estimate.stage import Moment, Unit, moments, unit_of
 from hp_memory.estimate.terms import Term
 from hp_memory.layout import ActivationPlan
+from hp_memory.pipeline.generate import generate
 from hp_memory.pipeline.schedule import Schedule
 from hp_memory.pipeline.settings import PipelineSettings
 
@@ -116,6 +117,18 @@ def chunks_of(pipeline: PipelineSettings, model_trace: ModelTrace) -> tuple[tupl
     return (*chunks[:-1], (*chunks[-1], *range(decoder, len(kinds))))
 
 
+def schedule_of(pipeline: PipelineSettings) -> Schedule:
+    """The compute steps of the schedule; messages and their checks, which take longest, say nothing of memory."""
+    return generate(
+        pipeline.schedule,
+        pipeline.stages,
+        pipeline.microbatches,
+        interleave=pipeline.interleave,
+        split=pipeline.split_backward,
+        prefire=pipeline.prefire_recompute,
+    )
+
+
 def units_of_chunk(
     model_trace: ModelTrace, plan: ActivationPlan, layers: Sequence[int], last: bool, made: dict
 ) -> tuple[Unit, ...]:
@@ -169,7 +182,7 @@ def estimate(
         installed: also run every kind of layer with its plan installed, and compare.
     """
     model_trace = trace(work)
-    schedule = pipeline.build_schedule()
+    schedule = schedule_of(pipeline)
     chunks = chunks_of(pipeline, model_trace)
     made: dict = {}
     units = {

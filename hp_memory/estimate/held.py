@@ -8,7 +8,7 @@ Whether the rules are right is checked against the real wrappers, on the meta de
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,6 +44,12 @@ class Uses:
 
 def uses(trace: LayerTrace) -> list[Uses]:
     """The storages that any layout could hold, in the order in which they were made."""
+    if "uses" not in trace.memo:
+        trace.memo["uses"] = _uses(trace)
+    return trace.memo["uses"]
+
+
+def _uses(trace: LayerTrace) -> list[Uses]:
     saved: dict[int, list[str]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     for item in trace.saved:
@@ -117,6 +123,15 @@ def free_regions(trace: LayerTrace) -> tuple[str, ...]:
 
 def held_bytes_of_all(trace: LayerTrace) -> np.ndarray:
     """Held bytes of every subset of ``free_regions`` that is replayed: entry ``mask`` has bit i set if region i is."""
+    return _sum_of_all(trace, lambda use, kept: kept)
+
+
+def replayed_bytes_of_all(trace: LayerTrace) -> np.ndarray:
+    """The same for what is there once the layer has been replayed: all that was saved, and what was held."""
+    return _sum_of_all(trace, lambda use, kept: np.ones_like(kept) if use.saved_in else kept)
+
+
+def _sum_of_all(trace: LayerTrace, rule: Callable[[Uses, np.ndarray], np.ndarray]) -> np.ndarray:
     regions = free_regions(trace)
     masks = np.arange(1 << len(regions))
     replays = {region: (masks >> i & 1).astype(bool) for i, region in enumerate(regions)}
@@ -125,7 +140,7 @@ def held_bytes_of_all(trace: LayerTrace) -> np.ndarray:
     for use in uses(trace):
         kept = _kept(trace, use, replays, never)
         kept[0] = bool(use.saved_in)
-        total += kept * trace.storages[use.storage].nbytes
+        total += rule(use, kept) * trace.storages[use.storage].nbytes
     return total
 
 

@@ -40,8 +40,7 @@ _NOTHING = Peak(0, "forward", BARE, "", {})
 def forward_peak(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool = False) -> Peak:
     """The working set of a layer's forward: what it holds afterwards, and what its operations need on the way."""
     stays = {entry.storage for entry in held_by(trace, replayed, keep_outputs)} | set(trace.outputs)
-    ops = trace.of_phase("forward")
-    first, last = _lifetimes(ops)
+    ops, first, last = _of_phase(trace, "forward")
     end = len(ops) - 1
     lives = {n: (first.get(n, 0), end if n in stays else last[n]) for n in last if trace.activation(n)}
     for number in trace.inputs:
@@ -53,30 +52,44 @@ def backward_peak(trace: LayerTrace, replayed: Collection[str], keep_outputs: bo
     """The working set of a layer's replay and backward, from what it holds to nothing."""
     kept = held_by(trace, replayed, keep_outputs)
     again = [op for op in trace.of_phase("forward") if op.region == BARE or op.region in replayed] if replayed else []
-    ops = again + trace.of_phase("backward")
-    return _peak(trace, ops, _backward_lives(trace, kept, again, ops))
+    backward, _, _ = _of_phase(trace, "backward")
+    return _peak(trace, [*again, *backward], _backward_lives(trace, kept, again))
 
 
-def _backward_lives(
-    trace: LayerTrace, kept: Sequence[HeldStorage], again: Sequence[Op], ops: Sequence[Op]
-) -> dict[int, tuple[int, int]]:
+def _backward_lives(trace: LayerTrace, kept: Sequence[HeldStorage], again: Sequence[Op]) -> dict[int, tuple[int, int]]:
+    shift = len(again)
+    ops, first, last = _of_phase(trace, "backward")
     replay_first, replay_last = _lifetimes(again)
-    first, last = _lifetimes(ops)
-    made_in_backward = {n for op in ops[len(again) :] for n in op.writes}
-    saved = {item.storage for item in trace.saved}
+    saved = _saved(trace)
     lives: dict[int, tuple[int, int]] = {}
-    for number in last:
-        if not trace.activation(number):
-            continue
-        if number in made_in_backward and number not in replay_first and number not in saved:
-            lives[number] = (first[number], last[number])
-        elif number in replay_first:
+    for number, start in first.items():
+        if trace.activation(number) and number not in saved:
+            lives[number] = (start + shift, last[number] + shift)
+    for number, start in replay_first.items():
+        if trace.activation(number):
             # What a replay makes stays for backward only if backward's nodes saved it.
-            lives[number] = (replay_first[number], last[number] if number in saved else replay_last[number])
+            needed = number in saved and number in last
+            lives[number] = (start, last[number] + shift if needed else replay_last[number])
     for entry in kept:
-        until = last.get(entry.storage, 0) if entry.reason == "saved for backward" else len(ops) - 1
-        lives[entry.storage] = (0, until)
+        number = entry.storage
+        until = last[number] + shift if number in last else replay_last.get(number, 0)
+        lives[number] = (0, until if entry.reason == "saved for backward" else shift + len(ops) - 1)
     return lives
+
+
+def _saved(trace: LayerTrace) -> set[int]:
+    if "saved" not in trace.memo:
+        trace.memo["saved"] = {item.storage for item in trace.saved if trace.activation(item.storage)}
+    return trace.memo["saved"]
+
+
+def _of_phase(trace: LayerTrace, phase: Phase) -> tuple[list[Op], dict[int, int], dict[int, int]]:
+    """The operations of a phase, and the first write and the last use of every storage in it."""
+    key = f"lifetimes of {phase}"
+    if key not in trace.memo:
+        ops = trace.of_phase(phase)
+        trace.memo[key] = (ops, *_lifetimes(ops))
+    return trace.memo[key]
 
 
 def _lifetimes(ops: Sequence[Op]) -> tuple[dict[int, int], dict[int, int]]:
@@ -112,8 +125,7 @@ def _peak(trace: LayerTrace, ops: Sequence[Op], lives: dict[int, tuple[int, int]
 
 def saved_bytes(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool = False) -> int:
     """What a layer keeps once it has been replayed and before its backward: all that was saved, and what is held."""
-    everything = {item.storage for item in trace.saved if trace.activation(item.storage)}
-    everything |= {entry.storage for entry in held_by(trace, replayed, keep_outputs)}
+    everything = _saved(trace) | {entry.storage for entry in held_by(trace, replayed, keep_outputs)}
     return trace.nbytes(everything)
 
 

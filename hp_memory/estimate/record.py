@@ -91,6 +91,7 @@ class LayerTrace:
         saved: in the order of saving.
         copies: storages that the backend made by copying a view operand, and what they copy if that was an argument
             of the region.
+        memo: what was computed from a finished trace once and is asked for often.
     """
 
     kind: str
@@ -103,10 +104,13 @@ class LayerTrace:
     region_outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     parameters: list[Parameter] = field(default_factory=list)
     copies: dict[int, int | None] = field(default_factory=dict)
+    memo: dict = field(default_factory=dict, repr=False, compare=False)
 
     def of_phase(self, phase: Phase) -> list[Op]:
         """The operations of one phase, in order."""
-        return [op for op in self.ops if op.phase == phase]
+        if phase not in self.memo:
+            self.memo[phase] = [op for op in self.ops if op.phase == phase]
+        return self.memo[phase]
 
     def flops(self, phase: Phase, regions: Iterable[str] | None = None) -> int:
         """FLOPs of a phase, of all regions or of some."""

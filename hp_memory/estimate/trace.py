@@ -352,6 +352,7 @@ def attribute_backward(trace: LayerTrace) -> None:
         if ahead or found:
             current = max(ahead or found, key=order.__getitem__)
         trace.ops[i] = Op(op.name, op.phase, current, op.reads, op.writes, op.flops)
+    trace.memo.clear()
 
 
 def constants_of(cell: nn.Cell) -> list[Tensor]:

@@ -1,0 +1,206 @@
+"""The cheapest plan that fits: for each rank an integer programme, solved to proven optimality.
+
+Ranks don't share memory, and replays cost what they cost wherever they are; so the cheapest plan is the cheapest one
+of every rank. A rank's programme has one binary variable for each layer and option, one option per layer, and one
+constraint for each distinct moment of the schedule and each layer that may run then: what is alive must fit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from hp_memory.errors import HPMemoryError
+from hp_memory.estimate.options import Option
+from hp_memory.estimate.stage import Unit, demand
+from hp_memory.pipeline.schedule import COMPUTE, Op, Schedule
+
+AMOUNTS = ("held", "replayed", "waiting", "working_forward", "working_backward", "gradients")
+_STATE = {"F": ("held",), "R": ("replayed",), "B": ("replayed", "waiting")}
+# Bytes are given to the solver in MiB: its tolerances are absolute.
+_MIB = 2.0**20
+
+
+class SolverGaveUp(HPMemoryError):
+    """The solver ended without a proof, which says nothing about whether a plan exists."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One layer of a rank, to be given an option; an end of the model has one option and no choice.
+
+    Attributes:
+        chunk: the schedule's chunk.
+        layer: global id, None for an end.
+        options: what may be chosen.
+        group: slots with one group get the same option; None for a choice of its own.
+    """
+
+    chunk: int
+    layer: int | None
+    options: Sequence[Option]
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is alive beside the micro-batch that runs ``op`` on ``chunk``: micro-batches by chunk and state."""
+
+    op: Op
+    chunk: int
+    prefired: bool
+    others: tuple[tuple[int, str, int], ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The options chosen for a rank's slots, in their order, and what one micro-batch's replay costs."""
+
+    options: tuple[Option, ...]
+    cost: float
+
+
+def situations(schedule: Schedule, rank: int) -> list[Situation]:
+    """The distinct moments of a rank, without those that another one covers."""
+    alive: dict[tuple[int, int], str] = {}
+    prefired: set[tuple[int, int]] = set()
+    found: dict[Situation, None] = {}
+    for step in schedule.only(COMPUTE).rows[rank]:
+        key = (step.chunk, step.micro)
+        counts: dict[tuple[int, str], int] = {}
+        for other, state in alive.items():
+            if other != key:
+                counts[other[0], state] = counts.get((other[0], state), 0) + 1
+        others = tuple(sorted((chunk, state, n) for (chunk, state), n in counts.items()))
+        found[Situation(step.op, step.chunk, key in prefired, others)] = None
+        if step.op in ("W", "BW"):
+            alive.pop(key, None)
+        else:
+            alive[key] = step.op
+        if step.op == "R":
+            prefired.add(key)
+    return [s for s in found if not any(_covers(t, s) for t in found if t != s)]
+
+
+def _covers(more: Situation, less: Situation) -> bool:
+    same = (more.op, more.chunk, more.prefired) == (less.op, less.chunk, less.prefired)
+    counts = {(chunk, state): n for chunk, state, n in more.others}
+    return same and all(counts.get((chunk, state), 0) >= n for chunk, state, n in less.others)
+
+
+def needs(slots: Sequence[Slot], situation: Situation) -> Iterator[list[tuple[int, str, int]]]:
+    """For each slot that may run in a situation: triples (slot, amount, how often) that are alive then."""
+    own = [i for i, slot in enumerate(slots) if slot.chunk == situation.chunk]
+    beside = [
+        (i, amount, n)
+        for chunk, state, n in situation.others
+        for i, slot in enumerate(slots)
+        if slot.chunk == chunk
+        for amount in _STATE[state]
+    ]
+    for position in range(len(own)):
+        running = demand(situation.op, situation.prefired, len(own), position)
+        yield beside + [(own[j], amount, 1) for j, amount in running]
+
+
+def peak_of(slots: Sequence[Slot], units: Sequence[Unit], where: Sequence[Situation]) -> int:
+    """The most that is alive with one unit per slot: what a brute-force search checks."""
+    return max(
+        sum(n * getattr(units[i], amount) for i, amount, n in need)
+        for situation in where
+        for need in needs(slots, situation)
+    )
+
+
+def solve(slots: Sequence[Slot], where: Sequence[Situation], budget: int, gap: float = 0.0) -> Choice | None:
+    """The cheapest options whose activations never take more than ``budget`` bytes; None if there are none.
+
+    Args:
+        slots: the rank's layers and what may be chosen for each.
+        where: ``situations`` of the rank.
+        budget: bytes for activations and gradients.
+        gap: how far from the optimum the answer may be, as a share of its cost.
+
+    Raises:
+        SolverGaveUp: if HiGHS ends without a proof of optimality or infeasibility.
+    """
+    starts = np.cumsum([0, *(len(slot.options) for slot in slots)])
+    amounts = {
+        amount: [np.array([getattr(o.unit, amount) for o in slot.options]) / _MIB for slot in slots]
+        for amount in AMOUNTS
+    }
+    rows = [row for situation in where for row in _rows(slots, situation, amounts, starts)]
+    cost = np.concatenate([[o.cost for o in slot.options] for slot in slots])
+    constraints = [LinearConstraint(csr_array(np.unique(np.array(rows), axis=0)), -np.inf, budget / _MIB)]
+    constraints.append(_one_each(starts))
+    constraints += _together(slots, starts)
+    scale = cost.max() or 1.0
+    result = milp(
+        cost / scale,
+        integrality=np.ones(len(cost)),
+        bounds=Bounds(0, 1),
+        constraints=constraints,
+        options={"mip_rel_gap": gap},
+    )
+    if result.status == 2:
+        return None
+    if result.status != 0:
+        raise SolverGaveUp(f"HiGHS: {result.message}")
+    picked = [int(result.x[a:b].argmax()) for a, b in itertools.pairwise(starts)]
+    chosen = tuple(slot.options[i] for slot, i in zip(slots, picked, strict=True))
+    return Choice(chosen, sum(o.cost for o in chosen))
+
+
+def _rows(
+    slots: Sequence[Slot], situation: Situation, amounts: Mapping[str, list[np.ndarray]], starts: np.ndarray
+) -> Iterator[np.ndarray]:
+    for need in needs(slots, situation):
+        row = np.zeros(starts[-1])
+        for i, amount, n in need:
+            row[starts[i] : starts[i + 1]] += n * amounts[amount][i]
+        yield row
+
+
+def _one_each(starts: np.ndarray) -> LinearConstraint:
+    matrix = np.zeros((len(starts) - 1, starts[-1]))
+    for i, (a, b) in enumerate(itertools.pairwise(starts)):
+        matrix[i, a:b] = 1
+    return LinearConstraint(csr_array(matrix), 1, 1)
+
+
+def _together(slots: Sequence[Slot], starts: np.ndarray) -> list[LinearConstraint]:
+    """Slots of one group choose alike."""
+    first: dict[str, int] = {}
+    rows = []
+    for i, slot in enumerate(slots):
+        if slot.group is None:
+            continue
+        leader = first.setdefault(slot.group, i)
+        for k in range(len(slot.options)) if leader != i else ():
+            row = np.zeros(starts[-1])
+            row[starts[leader] + k], row[starts[i] + k] = 1, -1
+            rows.append(row)
+    return [LinearConstraint(csr_array(np.array(rows)), 0, 0)] if rows else []
+
+
+def least(slots: Sequence[Slot], where: Sequence[Situation]) -> int:
+    """The least activation memory any choice needs: the budget below which nothing fits."""
+    low, high = 0, peak_of(slots, [min(s.options, key=lambda o: o.unit.held).unit for s in slots], where)
+    # Layers are alike and few: halving the gap to 1 MiB takes some twenty cheap feasibility checks.
+    while high - low > _MIB:
+        middle = (low + high) // 2
+        if _any_fits(slots, where, middle):
+            high = middle
+        else:
+            low = middle
+    return int(high)
+
+
+def _any_fits(slots: Sequence[Slot], where: Sequence[Situation], budget: int) -> bool:
+    free = [Slot(s.chunk, s.layer, [Option(o.replayed, o.unit, 0.0, 0) for o in s.options], s.group) for s in slots]
+    return solve(free, where, budget) is not None
