@@ -68,7 +68,7 @@ def resume(trainer: Trainer, settings: RunSettings, groups: Groups) -> None:
     if wanted is None:
         return
     digest = fingerprint(settings.model).digest
-    folder = checkpoint.find_checkpoint(wanted, digest, groups.world.size, groups.experts.size, settings.train.steps)
+    folder = checkpoint.find_checkpoint(wanted, digest, groups.world.size, groups.experts.size)
     trainer.load_state(checkpoint.load_rank(folder, groups.world.index), checkpoint.read_info(folder).step)
     log.info("continues after step %d of %s", trainer.step, folder)
 
