@@ -99,13 +99,14 @@ class Executor:
         if case.aux_loss:
             result.checks = tuple(c for c in checks.CHECKS if c != "whole batch")
         try:
-            self._check_numbers(case, result)
-            self._check_memory(case, result)
+            self.check_numbers(case, result)
+            self.check_memory(case, result)
         except HPMemoryError as error:
             result.failures["run"] = str(error).splitlines()[0]
         return result
 
-    def _check_numbers(self, case: Case, result: Result) -> None:
+    def check_numbers(self, case: Case, result: Result) -> None:
+        """Run the case's schedule with probes and check all but memory; reasons go into ``result``."""
         reference, schedule = self._reference(case), case_schedule(case)
         built = self._build(case, observed=False)
         start = _offset()
@@ -132,7 +133,7 @@ class Executor:
         for name, reason in found.items():
             _note(result, name, reason)
 
-    def _check_memory(self, case: Case, result: Result) -> None:
+    def check_memory(self, case: Case, result: Result) -> None:
         """Predict every step's bytes from micro-batches run one at a time, then run the schedule and compare."""
         schedule = case_schedule(case)
         units = self._unit_costs(case, schedule)

@@ -1,0 +1,51 @@
+"""The fixed slice of the regression matrix, as a user runs it: in one process, on 2 and on 4 msrun workers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(sys.executable).parent / "hp-memory"
+
+
+def run(tmp_path, *overrides):
+    done = subprocess.run(
+        [COMMAND, "pipeline", *overrides, f"run_dir={tmp_path / 'run'}"], capture_output=True, text=True, timeout=280
+    )
+    return done, tmp_path / "run" / "pipeline.json"
+
+
+@pytest.mark.parametrize(("recipe", "ranks", "refused"), [("quick", 1, 2), ("workers_2", 2, 0), ("workers_4", 4, 0)])
+def test_the_slice_passes(tmp_path, recipe, ranks, refused):
+    done, file = run(tmp_path, f"recipe=pp_regression/{recipe}")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    found = json.loads(file.read_text())
+    totals = found["totals"]
+    assert (totals["failed"], totals["missing"], totals["refused"]) == (0, 0, refused)
+    assert totals["passed"] == totals["cases"] - refused
+    assert len(list((tmp_path / "run" / "results").glob("rank_*.json"))) == ranks
+    checks = {check for case in found["cases"] if not case["refused"] for check in case["checks"]}
+    assert checks == {
+        "loss", "gradients", "whole batch", "excluded bodies", "replays", "bindings", "random numbers",
+        "counted once", "nothing alive", "memory",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["matrix.layouts=[ful]"], "matrix.layouts[0]='ful'"),
+        (["matrix.stages=[4]", "matrix.schedules=[zb_v]", "model.num_layers=9"], "9 layers don't divide into 8 chunks"),
+        (["parallel.pipeline=4", "launch.workers_per_node=4"], "the workers form parallel.pipeline=4 stages"),
+        (["matrix.rowss=2"], "rowss"),
+    ],
+)
+def test_a_matrix_that_cannot_run_is_refused_before_a_worker_starts(tmp_path, overrides, why):
+    done, file = run(tmp_path, "recipe=pp_regression/quick", *overrides)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert not file.exists()
