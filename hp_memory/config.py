@@ -12,7 +12,7 @@ from hp_memory.errors import ConfigError
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import LayoutSettings
 from hp_memory.models.settings import ModelSettings, ParallelSettings
-from hp_memory.offload.settings import OffloadSettings
+from hp_memory.offload.settings import OffloadCommandSettings, OffloadSettings
 from hp_memory.pipeline.regression.cases import MatrixSettings
 from hp_memory.pipeline.settings import PipelineSettings
 from hp_memory.train.settings import DataSettings, TrainSettings
@@ -30,7 +30,9 @@ class HPConfig:
     engine: str = "reference"
     """``reference`` (this package's small model and trainer) or ``mindformers`` (its Trainer with our callback)."""
     seed: int = 1
+    """For groups that refer to it (``train.seed`` in the shipped configs)."""
     run_root: str = "runs"
+    """Where run directories are made."""
     run_dir: str | None = None
     """Where this run writes; null makes a folder named by the time below ``run_root/name``."""
     recipe: Any = None
@@ -79,6 +81,11 @@ class PipelineConfig(HPConfig):
 
 
 @dataclass
+class OffloadConfig(HPConfig, OffloadCommandSettings):
+    """``hp-memory offload ACTION``: HyperOffload's plan for a graph, advice, a timeline, or a check of a trace."""
+
+
+@dataclass
 class LayoutOnly:
     """One option of the ``layout`` group by itself, for commands that compare several."""
 
@@ -92,6 +99,7 @@ SCHEMAS: dict[str, type] = {
     "launch": HPConfig,
     "doctor": HPConfig,
     "export": ExportConfig,
+    "offload": OffloadConfig,
     "pipeline": PipelineConfig,
 }
 

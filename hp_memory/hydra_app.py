@@ -35,7 +35,7 @@ def run(command: str, args: list[str], body: Callable[[Any], int]) -> int:
     args = sorted(args, key=lambda arg: "=" in arg or arg.startswith("~"))
     flags = get_args_parser().parse_args(args)
     if not (flags.help or flags.hydra_help):
-        for job in _jobs(flags.overrides, flags.multirun):
+        for job in jobs(flags.overrides, flags.multirun):
             compose(command, job)
     codes: list[int] = []
     refused: list[HPMemoryError] = []
@@ -54,7 +54,8 @@ def run(command: str, args: list[str], body: Callable[[Any], int]) -> int:
     return max(codes, default=0)
 
 
-def _jobs(overrides: list[str], sweep: bool) -> Iterable[list[str]]:
+def jobs(overrides: list[str], sweep: bool) -> Iterable[list[str]]:
+    """The overrides of each job: one, or with ``sweep`` one for every combination of listed values."""
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:

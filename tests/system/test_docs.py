@@ -1,0 +1,50 @@
+"""What the README and the docs print can be typed: every command composes, every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from hp_memory import hydra_app
+from hp_memory.cli import ACTIONS, COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMAND = re.compile(r"(?:^ {4}|^\$ |^|`)hp-memory ([^`\n#]+)", re.MULTILINE)
+
+
+def commands() -> list[tuple[str, str]]:
+    found = [(page.name, line.strip()) for page in PAGES for line in COMMAND.findall(page.read_text())]
+    # An ellipsis stands for something the reader has to fill in.
+    return sorted({(page, line) for page, line in found if line.split()[0] in COMMANDS and "..." not in line})
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_every_printed_command_composes(page, line):
+    command, *args = shlex.split(line)
+    if args and args[0] in ACTIONS.get(command, ()):
+        args.pop(0)
+    overrides = [arg for arg in args if "=" in arg or arg.startswith("~")]
+    if "layout.save=[gmm,al2all]" in overrides:
+        return  # printed as an example of what is refused; tests/unit/test_cli.py checks that it is
+    sweep = {"-m", "--multirun"} & set(args)
+    for job in hydra_app.jobs(overrides, bool(sweep)):
+        hydra_app.compose(command, job)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_exist(page):
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_reference_of_configs_is_up_to_date(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    sys.modules.pop("make_configs", None)
+    import make_configs
+
+    assert make_configs.PAGE.read_text() == make_configs.render(), "run: python docs/make_configs.py"
