@@ -15,6 +15,7 @@ from hp_memory.launch import environment, peaks, preflight, render, restart, sup
 from hp_memory.launch.plan import LaunchPlan, plan_launch, world_size
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.launch.supervise import Outcome
+from hp_memory.report import table
 
 TaskFor = Callable[[int], tuple[str, ...]]
 
@@ -41,7 +42,7 @@ def launch(
     Raises:
         ConfigError: before anything is started.
     """
-    console = console or Console()
+    console = console or table.console()
     task = tuple(settings.task) or task_for(world_size(settings))
     plan = plan_launch(settings, task, run_dir, env)
     preflight.check(plan, parallel)
@@ -86,7 +87,7 @@ def _run_with_restarts(
                 raise
             # The node that failed may still be down; the next attempt reads the hostfile anew.
             outcome = Outcome(1, kind="preflight", message=f"attempt {attempt} could not start: {error}")
-        console.print(view.outcome_in_words(outcome))
+        console.print(view.outcome_in_words(outcome), soft_wrap=True)
         if not restart.is_worth_it(outcome):
             break
     return outcome
@@ -118,7 +119,9 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
     with view.Watcher(console) as watcher:
-        outcome = supervise.run(plan, watcher, say=lambda text: console.print(text, style="yellow", markup=False))
+        outcome = supervise.run(
+            plan, watcher, say=lambda text: console.print(text, style="yellow", markup=False, soft_wrap=True)
+        )
     file = Path(plan.run_dir) / "launch" / f"outcome_{attempt}.json"
     file.write_text(json.dumps(asdict(outcome), indent=1))
     return outcome
