@@ -8,13 +8,9 @@ from pathlib import Path
 
 from hp_memory.errors import ConfigError
 
-_PACKAGE = Path(__file__).parent
-
-
 def config_dir() -> Path:
-    """The folder of Hydra configs: inside an installed wheel, or beside the package in a checkout."""
-    packaged = _PACKAGE / "_configs"
-    return packaged if packaged.is_dir() else _PACKAGE.parent / "configs"
+    """The folder of Hydra configs."""
+    return Path(__file__).parent / "_configs"
 
 
 def make_run_dir(run_dir: str | None, run_root: str, name: str) -> Path:

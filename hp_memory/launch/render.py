@@ -25,10 +25,8 @@ JOBS = {"slurm": ("slurm.sbatch.j2", "job.sbatch"), "volcano": ("volcano.yaml.j2
 
 
 def template_dir() -> Path:
-    """The templates: inside an installed wheel, or beside the package in a checkout."""
-    package = Path(__file__).parents[1]
-    packaged = package / "_launch"
-    return packaged if packaged.is_dir() else package.parent / "launch"
+    """The folder of templates."""
+    return Path(__file__).parents[1] / "_launch"
 
 
 def render(plan: LaunchPlan) -> dict[str, str]:
