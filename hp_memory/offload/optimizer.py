@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from hp_memory.errors import HPMemoryError
@@ -101,6 +103,19 @@ class ReloadWithoutUserError(HPMemoryError):
     """A graph output was chosen by the distance strategy, and its reload stays behind the last kernel."""
 
 
+@contextmanager
+def no_cyclic_collection() -> Iterator[None]:
+    """Plans allocate millions of objects without cycles: each full collection would visit all of them for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@no_cyclic_collection()
 def run(request: HyperOffloadInput) -> HyperOffloadPlan:
     """Plan one graph."""
     draft = Draft(request.graph)

@@ -1,0 +1,242 @@
+"""Reads MindSpore's final kernel graph (``actor_set/final_actor_set_kernel_graph_N.ir``) into a :class:`Graph`.
+
+The number in front of a kernel's AID is its position in the execution order; the order of the text is not. Whatever
+the reader doesn't know is an error with its line number.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hp_memory.offload.graph import Graph, Node, Output, Parameter, ParameterRef, Source, TensorType
+from hp_memory.offload.graph_json import GraphFormatError
+
+RECORD = re.compile(r"%(\d+) = ([\w.:\-]+)\((.*?)\)(?: op control\(([^()]*)\))?\s*$", re.DOTALL)
+REFERENCE = re.compile(r"%(\d+)\[(\d+)\]$")
+PARAMETER = re.compile(r"%param_(.+)$")
+GRAPH_INPUT = re.compile(r"param_(.+)$")
+CONSTANT = re.compile(r"(?:\w+\(.*\)|\(.*\)|None|\[.*\])$", re.DOTALL)
+DETAIL = re.compile(r"\t# ([\w ]+?) ?: ?(.*)$")
+POSITION = re.compile(r"(\d+)_(.+)$")
+ITEM = re.compile(r"<([^<>]*)>")
+TENSOR = re.compile(r"(?:Ref\[)?Tensor\[(\w+)\]\]?$")
+
+BYTES = {
+    "Bool": 1, "Int8": 1, "UInt8": 1, "Int16": 2, "UInt16": 2, "Float16": 2, "BFloat16": 2, "Int32": 4, "UInt32": 4,
+    "Float32": 4, "Int64": 8, "UInt64": 8, "Float64": 8, "Complex64": 8, "Complex128": 16,
+}  # fmt: skip
+
+# Kernels that write into parameters: their outputs share the buffers of these inputs.
+WRITES_INPUTS = {
+    "Adam": (0, 1, 2),
+    "AdamWeightDecay": (0, 1, 2),
+    "AdamW": (0, 1, 2),
+    "Momentum": (0,),
+    "ApplyMomentum": (0,),
+    "Assign": (0,),
+    "AssignAdd": (0,),
+    "AssignSub": (0,),
+}
+
+
+@dataclass(slots=True)
+class Record:
+    """One line ``%ID = NAME(ARGUMENTS)`` with its details."""
+
+    line: int
+    name: str
+    arguments: list[str]
+    details: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_kernel(self) -> bool:
+        return ":" in self.name
+
+    def items(self, key: str, side: int) -> list[str]:
+        """The ``<...>`` items of ``# shape`` or ``# type``; side 0 the inputs, 1 the outputs."""
+        sides = self.details.get(key, "").split(" -> " if " -> " in self.details.get(key, "") else "->")
+        return ITEM.findall(sides[side]) if side < len(sides) else []
+
+
+def read_actor_set(path: str | Path) -> Graph:
+    """Parse one dump.
+
+    Raises:
+        GraphFormatError: naming the file and the line that isn't understood.
+    """
+    reader = Reader(str(path))
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            reader.feed(number, line.rstrip("\n"))
+    return reader.finish()
+
+
+class Reader:
+    """Line by line: a record may run over several lines, its details follow with a tab in front."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.records: dict[str, Record] = {}
+        self.last: Record | None = None
+        self.pending: list[str] = []
+        self.started = 0
+        self.parameters: dict[str, Parameter] = {}
+
+    def fail(self, line: int, why: str) -> GraphFormatError:
+        return GraphFormatError(f"{self.origin}:{line}: {why}")
+
+    def feed(self, number: int, line: str) -> None:
+        if self.pending:
+            self.add_record(line)
+        elif line.startswith("%"):
+            self.started = number
+            self.add_record(line)
+        elif line.startswith("\t#"):
+            self.add_detail(number, line)
+        elif line.strip():
+            raise self.fail(number, f"neither a record nor a detail: {line.strip()[:60]!r}")
+
+    def add_record(self, line: str) -> None:
+        self.pending.append(line)
+        text = "\n".join(self.pending)
+        if text.count("(") + text.count("[") > text.count(")") + text.count("]"):
+            return  # a constant with its values on the next lines
+        self.pending = []
+        match = RECORD.match(text)
+        if match is None:
+            raise self.fail(self.started, f"not a record: {text[:60]!r}")
+        identity, name, arguments, _ = match.groups()
+        if identity in self.records:
+            raise self.fail(self.started, f"%{identity} is defined twice")
+        self.last = self.records[identity] = Record(self.started, name, split_arguments(arguments))
+
+    def add_detail(self, number: int, line: str) -> None:
+        match = DETAIL.match(line)
+        if match is None or self.last is None:
+            raise self.fail(number, f"not a detail: {line.strip()[:60]!r}")
+        self.last.details[match[1].strip()] = match[2].strip()
+
+    def finish(self) -> Graph:
+        if self.pending:
+            raise self.fail(self.started, "the file ends inside this record")
+        positions = self.kernel_positions()
+        nodes = [self.node(self.records[identity], positions) for identity in positions]
+        outputs = tuple(
+            source
+            for record in self.records.values()
+            if record.name.endswith("_OutputActor")
+            for source in (self.source(record, k, positions) for k in range(len(record.arguments)))
+            if source is not None
+        )
+        self.check_order(nodes, list(positions))
+        return Graph(nodes, self.parameters, outputs, self.origin)
+
+    def kernel_positions(self) -> dict[str, int]:
+        """Kernel ids in execution order, each with its position."""
+        found: dict[int, str] = {}
+        for identity, record in self.records.items():
+            if not record.is_kernel:
+                continue
+            match = POSITION.match(record.details.get("AID", ""))
+            if match is None:
+                raise self.fail(record.line, "this kernel has no AID with its position")
+            if int(match[1]) in found:
+                raise self.fail(record.line, f"position {match[1]} is taken twice")
+            found[int(match[1])] = identity
+        if sorted(found) != list(range(len(found))):
+            missing = next(k for k in range(len(found)) if k not in found)
+            raise GraphFormatError(f"{self.origin}: no kernel has position {missing}")
+        return {found[k]: k for k in range(len(found))}
+
+    def node(self, record: Record, positions: dict[str, int]) -> Node:
+        op = record.name.split(":", 1)[1].rsplit("-op", 1)[0]
+        types = tuple(
+            self.tensor_type(record, shape, dtype)
+            for shape, dtype in zip(record.items("shape", 1), record.items("type", 1), strict=False)
+        )
+        sources = [self.source(record, k, positions) for k in range(len(record.arguments))]
+        # Constants are no inputs of a Graph, so positions of shared buffers count the others only.
+        kept = [k for k, source in enumerate(sources) if source is not None]
+        shared = WRITES_INPUTS.get(op, ())[: len(types)]
+        return Node(
+            name=POSITION.match(record.details["AID"])[2],
+            op=op,
+            inputs=tuple(sources[k] for k in kept),
+            output_bytes=tuple(nbytes_of(kind) for kind in types) or (0,),
+            ref_outputs=tuple((out, kept.index(k)) for out, k in enumerate(shared) if k in kept),
+            types=types,
+        )
+
+    def tensor_type(self, record: Record, shape: str, dtype: str) -> TensorType:
+        tensor = TENSOR.match(dtype)
+        if tensor is None or tensor[1] not in BYTES:
+            raise self.fail(record.line, f"output type {dtype!r} is not known")
+        numbers = re.fullmatch(r"\(([-\d, ]*)\)", shape)
+        if numbers is None:
+            raise self.fail(record.line, f"output shape {shape!r} is not known")
+        dims = tuple(int(n) for n in numbers[1].split(",") if n.strip())
+        if any(n < 0 for n in dims):
+            raise self.fail(record.line, f"output shape {shape} is dynamic: its bytes aren't known")
+        return TensorType(tensor[1], dims)
+
+    def source(self, record: Record, index: int, positions: dict[str, int]) -> Source | None:
+        """What an argument reads: a kernel's output, a parameter, or None for a constant."""
+        argument = record.arguments[index]
+        if match := REFERENCE.match(argument):
+            return self.output(record, index, match[1], int(match[2]), positions)
+        if match := PARAMETER.match(argument):
+            return self.parameter(record, index, match[1])
+        if CONSTANT.match(argument):
+            return None
+        raise self.fail(record.line, f"argument {argument[:60]!r} is not understood")
+
+    def output(self, reader: Record, index: int, identity: str, out: int, positions: dict[str, int]) -> Source | None:
+        if identity in positions:
+            return Output(positions[identity], out)
+        record = self.records.get(identity)
+        if record is None or out >= len(record.arguments):
+            raise self.fail(reader.line, f"%{identity}[{out}] doesn't exist")
+        if record.name.endswith("_HostDSActor"):
+            return self.parameter(reader, index, GRAPH_INPUT.match(record.arguments[out])[1])
+        return self.source(record, out, positions)  # an actor that passes its arguments on
+
+    def parameter(self, record: Record, index: int, name: str) -> ParameterRef:
+        if name not in self.parameters:
+            shapes, types = record.items("shape", 0), record.items("type", 0)
+            if index >= min(len(shapes), len(types)):
+                raise self.fail(record.line, f"no shape for parameter {name!r}")
+            kind = self.tensor_type(record, shapes[index], types[index])
+            self.parameters[name] = Parameter(name, nbytes_of(kind), type=kind)
+        return ParameterRef(name)
+
+    def check_order(self, nodes: list[Node], identities: list[str]) -> None:
+        for position, node in enumerate(nodes):
+            for source in node.inputs:
+                if isinstance(source, Output) and not self.readable(source, position, nodes):
+                    raise self.fail(self.records[identities[position]].line, f"reads position {source.node} too early")
+
+    @staticmethod
+    def readable(source: Output, position: int, nodes: list[Node]) -> bool:
+        return source.node < position and source.index < len(nodes[source.node].output_bytes)
+
+
+def nbytes_of(kind: TensorType) -> int:
+    return math.prod(kind.shape) * BYTES[kind.dtype]
+
+
+def split_arguments(text: str) -> list[str]:
+    """Split at commas outside parentheses and brackets."""
+    found, depth, start = [], 0, 0
+    for k, letter in enumerate(text):
+        if letter in "([":
+            depth += 1
+        elif letter in ")]":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            found.append(text[start:k].strip())
+            start = k + 1
+    tail = text[start:].strip()
+    return [*found, tail] if tail else found
