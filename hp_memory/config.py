@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from hp_memory.errors import ConfigError
+from hp_memory.estimate.settings import DryrunFields, SearchFields
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import LayoutSettings
 from hp_memory.models.settings import ModelSettings, ParallelSettings
@@ -86,6 +87,16 @@ class OffloadConfig(HPConfig, OffloadCommandSettings):
 
 
 @dataclass
+class DryrunConfig(DryrunFields, HPConfig):
+    """``hp-memory dryrun``: memory per pipeline rank at full size, on the meta device."""
+
+
+@dataclass
+class SearchConfig(SearchFields, HPConfig):
+    """``hp-memory search``: the cheapest plan that fits a budget."""
+
+
+@dataclass
 class LayoutOnly:
     """One option of the ``layout`` group by itself, for commands that compare several."""
 
@@ -98,6 +109,8 @@ SCHEMAS: dict[str, type] = {
     "compare": CompareConfig,
     "launch": HPConfig,
     "doctor": HPConfig,
+    "dryrun": DryrunConfig,
+    "search": SearchConfig,
     "export": ExportConfig,
     "offload": OffloadConfig,
     "pipeline": PipelineConfig,

@@ -17,7 +17,7 @@ import numpy as np
 from hp_memory.estimate.record import BARE, LayerTrace
 from hp_memory.layout import ALWAYS_SAVED, Layout
 
-Reason = Literal["saved for backward", "output kept for replay", "block input"]
+Reason = Literal["saved for backward", "output kept for replay", "block input", "kept outside the hooks"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Uses:
     read_in: frozenset[str]
     is_output: bool
     shape: tuple[int, ...]
+    unhooked: bool = False
 
 
 def uses(trace: LayerTrace) -> list[Uses]:
@@ -60,7 +61,9 @@ def _uses(trace: LayerTrace) -> list[Uses]:
         for number in op.reads:
             read.setdefault(number, set()).add(op.region)
     outputs = {number: region for region, numbers in trace.region_outputs.items() for number in numbers}
-    wanted = sorted(n for n in set(saved) | set(outputs) | set(trace.inputs[:1]) if trace.activation(n))
+    unhooked = unhooked_storages(trace)
+    found = set(saved) | set(outputs) | set(trace.inputs[:1]) | unhooked
+    wanted = sorted(n for n in found if trace.activation(n))
     return [
         Uses(
             n,
@@ -69,9 +72,20 @@ def _uses(trace: LayerTrace) -> list[Uses]:
             frozenset(read.get(n, ())),
             outputs.get(n) == trace.storages[n].region,
             shapes.get(n, trace.storages[n].shape),
+            n in unhooked,
         )
         for n in wanted
     ]
+
+
+def unhooked_storages(trace: LayerTrace) -> set[int]:
+    """What backward reads of the forward though nothing saved it: a custom function that keeps tensors by itself.
+
+    No hook sees such a tensor, so no checkpoint can drop it.
+    """
+    made = {n for op in trace.of_phase("forward") for n in op.writes}
+    read = {n for op in trace.of_phase("backward") for n in op.reads}
+    return {n for n in (made & read) - {item.storage for item in trace.saved} if trace.activation(n)}
 
 
 def _made_in(trace: LayerTrace, number: int) -> str:
@@ -97,6 +111,8 @@ def held_by(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool = F
 
 
 def _plain(use: Uses) -> HeldStorage | None:
+    if use.unhooked:
+        return HeldStorage(use.storage, use.made_in, "kept outside the hooks", use.shape)
     if not use.saved_in:
         return None
     return HeldStorage(use.storage, use.saved_in[0], "saved for backward", use.shape)
@@ -105,6 +121,8 @@ def _plain(use: Uses) -> HeldStorage | None:
 def _under_boundary(trace: LayerTrace, use: Uses, replayed: Collection[str], keep_outputs: bool) -> HeldStorage | None:
     if use.storage in trace.inputs:
         return HeldStorage(use.storage, BARE, "block input", use.shape)
+    if use.unhooked:
+        return HeldStorage(use.storage, use.made_in, "kept outside the hooks", use.shape)
     if use.made_in == BARE or use.made_in in replayed:
         return None
     savers = [region for region in use.saved_in if region not in replayed and region != BARE]
@@ -128,7 +146,7 @@ def held_bytes_of_all(trace: LayerTrace) -> np.ndarray:
 
 def replayed_bytes_of_all(trace: LayerTrace) -> np.ndarray:
     """The same for what is there once the layer has been replayed: all that was saved, and what was held."""
-    return _sum_of_all(trace, lambda use, kept: np.ones_like(kept) if use.saved_in else kept)
+    return _sum_of_all(trace, lambda use, kept: np.ones_like(kept) if use.saved_in or use.unhooked else kept)
 
 
 def _sum_of_all(trace: LayerTrace, rule: Callable[[Uses, np.ndarray], np.ndarray]) -> np.ndarray:
@@ -139,13 +157,13 @@ def _sum_of_all(trace: LayerTrace, rule: Callable[[Uses, np.ndarray], np.ndarray
     total = np.zeros(len(masks), np.int64)
     for use in uses(trace):
         kept = _kept(trace, use, replays, never)
-        kept[0] = bool(use.saved_in)
+        kept[0] = bool(use.saved_in) or use.unhooked
         total += rule(use, kept) * trace.storages[use.storage].nbytes
     return total
 
 
 def _kept(trace: LayerTrace, use: Uses, replays: dict[str, np.ndarray], never: np.ndarray) -> np.ndarray:
-    if use.storage in trace.inputs:
+    if use.storage in trace.inputs or use.unhooked:
         return ~never
     if use.made_in == BARE:
         return never.copy()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_memory.estimate.held import HeldStorage, held_by
+from hp_memory.estimate.held import HeldStorage, held_by, unhooked_storages
 from hp_memory.estimate.record import BARE, LayerTrace, Op, Phase
 
 
@@ -79,7 +79,8 @@ def _backward_lives(trace: LayerTrace, kept: Sequence[HeldStorage], again: Seque
 
 def _saved(trace: LayerTrace) -> set[int]:
     if "saved" not in trace.memo:
-        trace.memo["saved"] = {item.storage for item in trace.saved if trace.activation(item.storage)}
+        saved = {item.storage for item in trace.saved if trace.activation(item.storage)}
+        trace.memo["saved"] = saved | unhooked_storages(trace)
     return trace.memo["saved"]
 
 

@@ -7,10 +7,13 @@ collectives by rules for their shapes, host reads of routing counts by a given r
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import math
+import os
+import tempfile
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,6 +128,7 @@ def on_meta(routing: Routing | None) -> Iterator[None]:
             place = getattr(place, owner) if owner else place
             stack.callback(setattr, place, name, getattr(place, name))
             setattr(place, name, replacement)
+        stack.enter_context(_quiet())
         stack.enter_context(values.remembered(inject))
         stack.enter_context(ms.DeviceCtx("meta"))
         yield
@@ -135,13 +139,25 @@ def prepare() -> str:
     from hp_memory.mindformers import standin
 
     line = standin.activate()
+    # MindFormers writes its logs to a folder that it reads while it is imported.
+    os.environ.setdefault("LOCAL_DEFAULT_PATH", tempfile.mkdtemp(prefix="mindformers-"))
     trainer = importlib.import_module("mindformers.pynative.trainer.trainer")
     trainer.patch_pynative_modules()
     trainer.enable_mindspore_backward_compat()
     importlib.import_module("hp_memory.mindformers.qwen3_moe")
-    # It prints its whole config at every build.
-    logging.getLogger("mindformers").setLevel(logging.ERROR)
     return line
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """MindFormers prints its whole config at every build."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def build(model: ModelSettings, dtype: str) -> Any:

@@ -84,7 +84,9 @@ def refuse_unmodelled(work: Workload) -> None:
             why = "local shapes under this kind of parallelism aren't modelled yet; the dry run would be wrong"
             raise ConfigError(f"parallel.{name}", getattr(parallel, name), why, (1,))
     if work.model.family == REFERENCE and work.dtype != "float32":
-        raise ConfigError("estimate.dtype", work.dtype, "the reference model computes in float32", ("float32",))
+        raise ConfigError(
+            "estimate.dtype", work.dtype, "the reference model computes in float32: estimate=cpu", ("float32",)
+        )
 
 
 _traced: dict[str, ModelTrace] = {}

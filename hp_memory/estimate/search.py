@@ -130,10 +130,7 @@ def solve(slots: Sequence[Slot], where: Sequence[Situation], budget: int, gap: f
         SolverGaveUp: if HiGHS ends without a proof of optimality or infeasibility.
     """
     starts = np.cumsum([0, *(len(slot.options) for slot in slots)])
-    amounts = {
-        amount: [np.array([getattr(o.unit, amount) for o in slot.options]) / _MIB for slot in slots]
-        for amount in AMOUNTS
-    }
+    amounts = _amounts(slots)
     rows = [row for situation in where for row in _rows(slots, situation, amounts, starts)]
     cost = np.concatenate([[o.cost for o in slot.options] for slot in slots])
     constraints = [LinearConstraint(csr_array(np.unique(np.array(rows), axis=0)), -np.inf, budget / _MIB)]
@@ -166,11 +163,23 @@ def _rows(
         yield row
 
 
+def _amounts(slots: Sequence[Slot]) -> dict[str, list[np.ndarray]]:
+    """Each amount of each option of each slot, in MiB."""
+    return {
+        amount: [np.array([getattr(o.unit, amount) for o in slot.options]) / _MIB for slot in slots]
+        for amount in AMOUNTS
+    }
+
+
 def _one_each(starts: np.ndarray) -> LinearConstraint:
+    return LinearConstraint(csr_array(_one_each_matrix(starts)), 1, 1)
+
+
+def _one_each_matrix(starts: np.ndarray) -> np.ndarray:
     matrix = np.zeros((len(starts) - 1, starts[-1]))
     for i, (a, b) in enumerate(itertools.pairwise(starts)):
         matrix[i, a:b] = 1
-    return LinearConstraint(csr_array(matrix), 1, 1)
+    return matrix
 
 
 def _together(slots: Sequence[Slot], starts: np.ndarray) -> list[LinearConstraint]:
@@ -189,18 +198,21 @@ def _together(slots: Sequence[Slot], starts: np.ndarray) -> list[LinearConstrain
 
 
 def least(slots: Sequence[Slot], where: Sequence[Situation]) -> int:
-    """The least activation memory any choice needs: the budget below which nothing fits."""
-    low, high = 0, peak_of(slots, [min(s.options, key=lambda o: o.unit.held).unit for s in slots], where)
-    # Layers are alike and few: halving the gap to 1 MiB takes some twenty cheap feasibility checks.
-    while high - low > _MIB:
-        middle = (low + high) // 2
-        if _any_fits(slots, where, middle):
-            high = middle
-        else:
-            low = middle
-    return int(high)
-
-
-def _any_fits(slots: Sequence[Slot], where: Sequence[Situation], budget: int) -> bool:
-    free = [Slot(s.chunk, s.layer, [Option(o.replayed, o.unit, 0.0, 0) for o in s.options], s.group) for s in slots]
-    return solve(free, where, budget) is not None
+    """The least activation memory that any choice needs: below this budget nothing fits."""
+    starts = np.cumsum([0, *(len(slot.options) for slot in slots)])
+    rows = np.array([row for situation in where for row in _rows(slots, situation, _amounts(slots), starts)])
+    # One more variable, the budget: every moment stays below it, and it is as small as can be.
+    matrix = np.hstack((rows, -np.ones((len(rows), 1))))
+    pick = np.hstack((_one_each_matrix(starts), np.zeros((len(slots), 1))))
+    objective = np.zeros(starts[-1] + 1)
+    objective[-1] = 1
+    result = milp(
+        objective,
+        integrality=np.append(np.ones(starts[-1]), 0),
+        bounds=Bounds(0, np.append(np.ones(starts[-1]), np.inf)),
+        constraints=[LinearConstraint(csr_array(matrix), -np.inf, 0), LinearConstraint(csr_array(pick), 1, 1)],
+        options={"mip_rel_gap": 0.0},
+    )
+    if result.status != 0:
+        raise SolverGaveUp(f"HiGHS: {result.message}")
+    return int(np.ceil(result.x[-1] * _MIB))

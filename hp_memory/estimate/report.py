@@ -1,0 +1,241 @@
+"""What a dry run shows: tables, memory over time as a picture, an HTML page, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from hp_memory.estimate.estimate import Estimate, Stage
+from hp_memory.estimate.liveness import GRADIENTS
+from hp_memory.layout.layers import format_layers
+from hp_memory.report.figures import figure_file, new_figure
+from hp_memory.report.page import Part, Picture, Text, write_page
+from hp_memory.report.table import Table
+
+GIB = 2**30
+ERROR_BAND = (
+    "Held bytes are exact for the operations that ran (checked against storage probes where the same kernels run). "
+    "Not modelled: kernels' workspaces, and what Ascend kernels save that the traced backward doesn't read; they are "
+    "what the reserve is for. No Ascend run has confirmed these figures: `hp-memory dryrun compare-run` does."
+)
+
+
+def gib(nbytes: float) -> str:
+    """Bytes in GiB with two decimals."""
+    return f"{nbytes / GIB:.2f}"
+
+
+def stage_table(found: Estimate) -> Table:
+    """A row per pipeline rank."""
+    rows = [
+        [
+            str(stage.rank),
+            format_layers(stage.layers),
+            *(gib(_term(stage, name)) for name in ("parameters", "gathered parameters", "gradients")),
+            gib(_term(stage, "optimizer states")),
+            gib(sum(t.nbytes for t in stage.static if t.name in _OTHER)),
+            gib(stage.held),
+            f"{stage.in_flight:.1f}",
+            gib(stage.worst.nbytes),
+            gib(stage.peak),
+            stage.when(),
+        ]
+        for stage in found.stages
+    ]
+    columns = ["rank", "layers", "params", "gathered", "grads", "optimizer", "other", "held/micro", "in flight"]
+    caption = (
+        f"GiB. held, in flight, activations: TRACED with one rank's shapes; the rest MODELLED. other: "
+        f"{', '.join(_OTHER)}. Device {found.settings.device.memory}: {'fits' if found.fits else 'DOES NOT FIT'}"
+    )
+    return Table("Memory per pipeline rank", [*columns, "activations", "peak", "at the peak"], rows, caption)
+
+
+_OTHER = ("gradients being reduced", "communicators", "pipeline messages", "reserve")
+
+
+def _term(stage: Stage, name: str) -> int:
+    return sum(t.nbytes for t in stage.static if t.name == name)
+
+
+def term_table(found: Estimate) -> Table:
+    """The terms of the worst rank: how each came about and how it scales."""
+    stage = found.worst
+    rows = [[t.name, gib(t.nbytes), t.kind, t.scales] for t in stage.static]
+    tokens = "tokens / context; heads / tensor; experts' rows x imbalance; micro-batches in flight"
+    rows.append(["activations at the peak", gib(stage.worst.nbytes), "TRACED", tokens])
+    rows.append(["fragmentation", gib(stage.fragmentation), "MODELLED", f"{found.settings.fragmentation:.0%} of these"])
+    rows.append(["optimizer step", gib(stage.optimizer_step), "MODELLED", "the largest shard; no activations then"])
+    return Table(f"Terms of rank {stage.rank}, the worst", ["term", "GiB", "kind", "scales with"], rows, stage.when())
+
+
+def region_table(found: Estimate) -> Table:
+    """What one micro-batch holds, by kind of layer and region."""
+    kinds: dict[str, Mapping[str, int]] = {}
+    for stage in found.stages:
+        for unit in (u for units in stage.units.values() for u in units):
+            name = unit.name.partition("(")[2].rstrip(")") or unit.name
+            layout = found.plan.layers[unit.layer].layout.name if unit.layer is not None else "not replayed"
+            kinds.setdefault(f"{name}, {layout}", unit.by_region)
+    regions = list(dict.fromkeys(region for held in kinds.values() for region in held))
+    rows = [[r, *(f"{held.get(r, 0) / 2**20:.1f}" for held in kinds.values())] for r in regions]
+    rows.append(["in all", *(f"{sum(held.values()) / 2**20:.1f}" for held in kinds.values())])
+    caption = "MiB per micro-batch after the forward, TRACED; a storage belongs to the region that saves it"
+    return Table("Held by region", ["region", *kinds], rows, caption)
+
+
+def check_table(found: Estimate) -> Table | None:
+    """Layers that ran with their plan installed: what the wrappers kept beside the rules, None if none ran."""
+    if not found.checks:
+        return None
+    rows = [
+        [c.kind, c.layout, *(f"{sum(s[2] for s in group) / 2**20:.2f}" for group in (c.held, c.expected)),
+         f"{c.replay_flops / 1e12:.3f}", "yes" if c.agrees else "NO"]
+        for c in found.checks
+    ]  # fmt: skip
+    columns = ["kind", "layout", "MiB kept by the wrappers", "MiB by the rules", "replayed TFLOPs", "equal"]
+    return Table("Plan installed and run on the meta device", columns, rows, found.checks[0].receipt)
+
+
+def summary(found: Estimate) -> str:
+    """A few lines: the model, the parallel sizes, the assumptions, the verdict."""
+    model, parallel, s = found.work.model, found.work.parallel, found.settings
+    sizes = ", ".join(
+        f"{n} {getattr(parallel, n)}" for n in ("data", "tensor", "expert", "pipeline", "context", "fsdp")
+    )
+    verdict = "fits" if found.fits else "does not fit"
+    return "\n".join([
+        f"{model.family}: {found.total_parameters / 1e9:.2f} B parameters (MTP layers apart), {sizes}",
+        f"micro-batch {found.work.sequences} x {model.seq_length} tokens, {found.schedule.name} with "
+        f"{found.schedule.microbatches} micro-batches; expert imbalance x{s.imbalance:g}, reserve {s.reserve}, "
+        f"fragmentation {s.fragmentation:.0%}, {s.shard} sharding, {s.dtype}",
+        f"worst rank {found.worst.rank}: {gib(found.worst.peak)} GiB of {s.device.memory} ({verdict}); "
+        f"replayed {found.replayed_share:.1%} of the forward's FLOPs",
+    ])  # fmt: skip
+
+
+def to_dict(found: Estimate) -> dict[str, Any]:
+    """The result as JSON-ready data."""
+    return {
+        "summary": summary(found),
+        "fits": found.fits,
+        "total_parameters": found.total_parameters,
+        "replayed_share": found.replayed_share,
+        "plan": found.plan.to_dict(),
+        "error_band": ERROR_BAND,
+        "notes": list(found.notes),
+        "checks": [
+            {"kind": c.kind, "layout": c.layout, "agrees": c.agrees, "replay_flops": c.replay_flops}
+            for c in found.checks
+        ],
+        "stages": [_stage_dict(stage) for stage in found.stages],
+    }
+
+
+def _stage_dict(stage: Stage) -> dict[str, Any]:
+    return {
+        "rank": stage.rank,
+        "layers": list(stage.layers),
+        "peak": stage.peak,
+        "when": stage.when(),
+        "terms": {t.name: {"bytes": t.nbytes, "kind": t.kind, "scales": t.scales} for t in stage.static},
+        "activations": {"bytes": stage.worst.nbytes, "kind": "TRACED"},
+        "fragmentation": {"bytes": stage.fragmentation, "kind": "MODELLED"},
+        "optimizer_step": {"bytes": stage.optimizer_step, "kind": "MODELLED"},
+        "held_per_micro_batch": stage.held,
+        "timeline": [{"step": str(m.step), "peak": m.nbytes, "after": m.after, "unit": m.unit} for m in stage.moments],
+    }
+
+
+def timeline_picture(found: Estimate, path: Path) -> Picture:
+    """Memory of the worst rank over the schedule's steps, stacked: static terms, then what is held by region."""
+    stage = found.worst
+    figure, axes = new_figure(11, 5)
+    steps = range(len(stage.moments))
+    layers = {"static": [stage.static_bytes / GIB] * len(steps)} | _by_region_over_time(stage)
+    axes.stackplot(steps, *layers.values(), labels=list(layers), step="post", linewidth=0)
+    peaks = [(stage.static_bytes + m.nbytes) / GIB for m in stage.moments]
+    axes.plot(steps, peaks, color="black", linewidth=0.8, label="peak within the step", drawstyle="steps-post")
+    axes.axhline(
+        found.device / GIB, color="red", linestyle="--", linewidth=1, label=f"device {found.device / GIB:g} GiB"
+    )
+    axes.set(xlabel="step of the schedule", ylabel="GiB", xlim=(0, len(steps) - 1))
+    axes.legend(fontsize=7, ncols=2, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure_file(figure, path, f"Rank {stage.rank} over {found.schedule.name}, layout {_layouts(found)}")
+
+
+def _device_line(axes: Axes, nbytes: int) -> None:
+    axes.axhline(nbytes / GIB, color="red", linestyle="--", linewidth=1, label=f"device {nbytes / GIB:g} GiB")
+
+
+def _layouts(found: Estimate) -> str:
+    return ", ".join(dict.fromkeys(layer.layout.name for layer in found.plan.layers))
+
+
+def _by_region_over_time(stage: Stage) -> dict[str, list[float]]:
+    """Held GiB after each step, by region: what is held scales with what one micro-batch holds of each region."""
+    held: dict[str, int] = {}
+    for unit in (u for units in stage.units.values() for u in units):
+        for region, nbytes in unit.by_region.items():
+            held[region] = held.get(region, 0) + nbytes
+    total = sum(held.values()) or 1
+    return {
+        region: [m.after / GIB * nbytes / total for m in stage.moments]
+        for region, nbytes in sorted(held.items(), key=lambda pair: -pair[1])
+    }
+
+
+def peak_picture(found: Estimate, path: Path) -> Picture:
+    """What is alive at the peak of the working set: by region of the layer that runs."""
+    peak = found.worst.worst.peak
+    parts = sorted(peak.by_region.items(), key=lambda pair: pair[1])
+    figure, axes = new_figure(8, 0.6 + 0.3 * len(parts))
+    names = [name or "between regions" for name, _ in parts]
+    colours = ["#d62728" if name == GRADIENTS else "#4c78a8" for name, _ in parts]
+    axes.barh(names, [nbytes / GIB for _, nbytes in parts], color=colours)
+    axes.set_xlabel("GiB")
+    return figure_file(figure, path, f"The layer that runs at the peak: {found.worst.when()}")
+
+
+def comparison(found: Sequence[Estimate], path: Path) -> list[Part]:
+    """Several dry runs side by side: a table and a picture of their worst ranks."""
+    names = [_layouts(e) for e in found]
+    rows = [
+        [name, gib(e.worst.peak), gib(e.worst.static_bytes), gib(e.worst.worst.nbytes), f"{e.replayed_share:.1%}",
+         str(e.worst.rank), "yes" if e.fits else "no"]
+        for name, e in zip(names, found, strict=True)
+    ]  # fmt: skip
+    columns = ["layout", "peak GiB", "static GiB", "activations GiB", "replayed FLOPs", "worst rank", "fits"]
+    figure, axes = new_figure(9, 4)
+    axes.bar(names, [e.worst.static_bytes / GIB for e in found], label="parameters, gradients, optimizer, buffers")
+    axes.bar(
+        names,
+        [(e.worst.peak - e.worst.static_bytes) / GIB for e in found],
+        bottom=[e.worst.static_bytes / GIB for e in found],
+        label="activations at the peak",
+    )
+    for limit in dict.fromkeys(e.device for e in found):
+        _device_line(axes, limit)
+    axes.set_ylabel("GiB on the worst rank")
+    axes.tick_params(axis="x", labelrotation=20)
+    axes.legend(fontsize=8)
+    picture = figure_file(figure, path, "Worst rank of each layout")
+    return [
+        Table("Layouts side by side", columns, rows, "worst pipeline rank; MODELLED and TRACED as in each run"),
+        picture,
+    ]
+
+
+def write(found: Estimate, run_dir: Path) -> list[Table]:
+    """Writes ``report.json``, ``report.html`` and the pictures; returns the tables for the terminal."""
+    tables = [t for t in (stage_table(found), term_table(found), region_table(found), check_table(found)) if t]
+    pictures = [timeline_picture(found, run_dir / "timeline.png"), peak_picture(found, run_dir / "peak.png")]
+    (run_dir / "report.json").write_text(json.dumps(to_dict(found), indent=1))
+    texts = [Text("Plan", found.plan.in_words()), Text("How far to trust it", ERROR_BAND)]
+    texts.append(Text("What was replaced to trace the code", "\n".join(found.notes)))
+    parts: list[Part] = [Text("In short", summary(found)), tables[0], *pictures, *tables[1:], *texts]
+    write_page(run_dir / "report.html", "Dry run", parts)
+    return tables

@@ -1,0 +1,5 @@
+"""stub"""
+
+
+def applied(cfg):
+    return cfg
