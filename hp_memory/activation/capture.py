@@ -129,25 +129,27 @@ class Capture:
         return View(known.slot, tuple(tensor.shape), tuple(tensor.stride()), offset)
 
     def _of_node(self, tensor: Tensor) -> Any:
-        """A copy of an input or of a parameter, told by the graph node that made it."""
-        node = tensor._grad_node
-        if node is None:
-            return None
-        name, output, cast = node.name(), tensor._output_index, False
-        while name in _SAME_ORDER or (name == "Cast" and not cast):
-            cast = cast or name == "Cast"
-            node, output = node.next_functions[0]
-            if node is None:
+        """A copy of an input or of a parameter, told by the graph nodes that led to it."""
+        node, output, cast = tensor._grad_node, tensor._output_index, False
+        made_of = None
+        while made_of is None:
+            name = node.name() if node is not None else None
+            if name == "Cast":
+                if cast:
+                    return None
+                cast = True
+            elif name not in _SAME_ORDER:
                 return None
-            name = node.name()
-        made_of = self._by_node().get((node._unique_id(), output))
-        if type(made_of) is Input and not cast and made_of.tensor.size == tensor.size:
-            made_of.slot.uses += 1
-            return Copy(made_of.slot, tuple(tensor.shape))
-        if type(made_of) is tuple:
+            node, output = node.next_functions[0]
+            if node is not None:
+                made_of = self._by_node().get((node._unique_id(), output))
+        if type(made_of) is not Input:
             self.region.uses_parameter(*made_of)
             return OfParameter(*made_of, tuple(tensor.shape), tensor.dtype)
-        return None
+        if cast or made_of.tensor.size != tensor.size:
+            return None
+        made_of.slot.uses += 1
+        return Copy(made_of.slot, tuple(tensor.shape))
 
     def _by_node(self) -> dict:
         if self.nodes is None:

@@ -11,6 +11,7 @@ device. Everything that reads a value raises on it.
 
 from __future__ import annotations
 
+import os
 import traceback
 import weakref
 from typing import Any
@@ -132,11 +133,18 @@ def _first_read(frame: Frame) -> Any:
 def _complaint(region: Any, reader: str) -> str:
     name = region.name if region else "an excluded region"
     return (
-        f"{reader} reads the output of {name} in a replay, which the first forward didn't and which wasn't kept; "
-        "give that region save_output=True"
+        f"{reader} reads the output of {name} in a replay, but only excluded regions read it in the first forward, so "
+        "it wasn't kept: control flow changed between forward and replay, or since the first step (then give that "
+        "region save_output=True)"
     )
 
 
 def _line_of(error: Exception) -> str:
-    lines = [f for f in traceback.extract_tb(error.__traceback__) if "mindspore" not in f.filename.split("/")]
+    """The innermost line of the error that is neither MindSpore's nor this package's."""
+    own = os.path.dirname(__file__)
+    lines = [
+        line
+        for line in traceback.extract_tb(error.__traceback__)
+        if os.path.dirname(line.filename) != own and "mindspore" not in line.filename.split(os.sep)
+    ]
     return f"{lines[-1].filename}:{lines[-1].lineno} `{lines[-1].line}`" if lines else "a replayed operation"

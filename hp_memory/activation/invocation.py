@@ -235,6 +235,8 @@ def _forward_state(invocation: Invocation):
         with contextlib.ExitStack() as stack:
             if invocation.amp:
                 stack.enter_context(native.amp_decorator(invocation.amp))
+            if invocation.boundary.cell is not None and invocation.boundary.cell.mixed_precision_type is not None:
+                stack.enter_context(native.cell_precision(invocation.boundary.cell.mixed_precision_type))
             if invocation.contexts:
                 stack.enter_context(_again(invocation.contexts[1]))
             yield

@@ -10,7 +10,7 @@ import gc
 import importlib
 
 from mindspore import Parameter, Tensor, ops
-from mindspore._c_expression import Cell_, _DispatchGuardStack
+from mindspore._c_expression import Cell_, MixedPrecisionType, _DispatchGuardStack
 from mindspore._c_expression.amp import get_curr_amp_strategy
 from mindspore.common.generator import get_rng_state, set_rng_state
 from mindspore.graph.api import _pynative_executor as executor
@@ -23,6 +23,7 @@ __all__ = [
     "RecomputeHandle",
     "amp_decorator",
     "as_strided",
+    "cell_precision",
     "collector",
     "current_session",
     "detached",
@@ -99,6 +100,16 @@ def empty_trigger():
     trigger = ops.zeros((0,))
     trigger.requires_grad_()
     return trigger
+
+
+@contextlib.contextmanager
+def cell_precision(kind):
+    """What ``Cell.__call__`` does about ``Cell.to_float``, for a replay that calls ``construct``."""
+    executor.set_mixed_precision_type(kind)
+    try:
+        yield
+    finally:
+        executor.set_mixed_precision_type(MixedPrecisionType.NOTSET, False)
 
 
 def amp_decorator(strategy):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from types import MethodType
 from typing import Any
 
@@ -20,13 +21,18 @@ class Boundary:
     """What stays the same over the calls of one checkpointed thing: how it is replayed and what was learned of it."""
 
     def __init__(self, target: Any, name: str | None, early_stop: bool, context_fn: Callable | None = None) -> None:
-        owner = owner_of(target)
         self.fn = _body(target)
+        self._owner = owner_of(target)
+        self.cell = target if isinstance(target, nn.Cell) else None  # whose face calls this boundary
         self.name = name or _name_of(target)
         self.early_stop = early_stop
         self.context_fn = context_fn
-        self.cells = tuple(cell for _, cell in owner.cells_and_names()) if owner is not None else ()
         self.plan = None  # which outputs of excluded regions a replay reads, after the first forward
+
+    @cached_property
+    def cells(self) -> tuple[nn.Cell, ...]:
+        """Whose train flags a replay restores; asked for at the first call, when the model is complete."""
+        return tuple(cell for _, cell in self._owner.cells_and_names()) if self._owner is not None else ()
 
     def run(self, args: tuple, kwargs: dict) -> Any:
         if not native.recording():
@@ -68,7 +74,7 @@ class _Wrapped:
         return self if owner is None else MethodType(self, owner)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name == "__wrapped__":  # not there yet while a copy is being made
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
@@ -122,7 +128,7 @@ def checkpoint_exclude_wrapper(
             True always keeps it; False claims that no replay reads it, which is verified.
         remake_inputs: leave inputs that the body saves to the replay; False keeps them (as a reference to compare).
     """
-    if save_output not in (None, True, False):
+    if save_output is not None and not isinstance(save_output, bool):
         raise TypeError(f"save_output must be None, True or False, got {save_output!r}")
     options = {"name": name, "save_output": save_output, "remake_inputs": remake_inputs}
     part = exclude.Region(_body(target), owner_of(target), name or _name_of(target), save_output, remake_inputs)
@@ -143,9 +149,10 @@ def checkpoint(fn: Callable, *args: Any, name: str | None = None, early_stop: bo
     What the first forward teaches is kept for as long as ``fn`` (or the Cell a bound method belongs to) lives. A lambda
     made anew in each step is watched in each step; wrap what is called often instead.
     """
-    boundary = Boundary(fn, name, early_stop)
+    # A Cell is called as one here, with its hooks; only a face has done that part already.
+    boundary = Boundary(fn.__call__ if isinstance(fn, nn.Cell) else fn, name or _name_of(fn), early_stop)
     known = _plans.setdefault(getattr(fn, "__self__", fn), {})
-    method = getattr(fn, "__func__", None)
+    method = getattr(fn, "__func__", None)  # a bound method is a new object at each access
     boundary.plan = known.get(method)
     out = boundary.run(args, kwargs)
     known[method] = boundary.plan

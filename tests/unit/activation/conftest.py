@@ -12,7 +12,14 @@ from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper
 
 @pytest.fixture(autouse=True)
 def _quiet(mindspore):
-    """Every test here needs the session's MindSpore."""
+    """Every test here needs the session's MindSpore, and leaves no half recorded graph behind."""
+    from mindspore.graph.api import _pynative_executor as executor
+
+    recording = executor.grad_flag()
+    yield
+    if executor.grad_flag() != recording:
+        executor.clear_res()
+        executor.set_grad_flag(recording)
 
 
 class Steps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mindspore as ms
 import pytest
 from mindspore import mint, ops
 

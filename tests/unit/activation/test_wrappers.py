@@ -1,0 +1,279 @@
+"""Wrapped Cells and callables look and behave like what they wrap."""
+
+from __future__ import annotations
+
+import copy
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import mint, nn, ops
+
+from hp_memory.activation import (
+    checkpoint,
+    checkpoint_exclude_wrapper,
+    checkpoint_wrapper,
+    observe,
+    region,
+    report,
+)
+
+WRAPPERS = {
+    "checkpoint": checkpoint_wrapper,
+    "exclude": checkpoint_exclude_wrapper,
+    "region": lambda target: region(target, name="r"),
+}
+each_wrapper = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+
+
+class Layer(nn.Cell):
+    def __init__(self, seed):
+        super().__init__()
+        value = np.random.RandomState(seed).randn(4, 4).astype(np.float32)
+        self.w = ms.Parameter(ms.Tensor(value), name="w")
+        self.inner = nn.Dense(4, 4)
+
+    def construct(self, x):
+        return self.inner(ops.tanh(mint.matmul(x, self.w)))
+
+    def helper(self):
+        return "helped"
+
+
+class Model(nn.Cell):
+    def __init__(self, wrap=None):
+        super().__init__()
+        self.layers = nn.CellList([Layer(i) for i in range(3)])
+        self.head = Layer(9)
+        if wrap:
+            for i in range(3):
+                self.layers[i] = wrap(self.layers[i])
+            self.head = wrap(self.head)
+
+    def construct(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@each_wrapper
+class TestCells:
+    def test_names_and_keys_stay(self, wrap):
+        plain, wrapped = Model(), Model(wrap)
+        assert [p.name for p in wrapped.get_parameters()] == [p.name for p in plain.get_parameters()]
+        assert list(wrapped.parameters_dict()) == list(plain.parameters_dict())
+        assert [n for n, _ in wrapped.cells_and_names()] == [n for n, _ in plain.cells_and_names()]
+        assert [n for n, _ in wrapped.parameters_and_names()] == [n for n, _ in plain.parameters_and_names()]
+
+    def test_checkpoints_go_both_ways(self, wrap, tmp_path):
+        plain, wrapped = Model(), Model(wrap)
+        for source, target in ((plain, wrapped), (wrapped, plain)):
+            ms.save_checkpoint(source, str(tmp_path / "m.ckpt"))
+            missing, unexpected = ms.load_param_into_net(target, ms.load_checkpoint(str(tmp_path / "m.ckpt")))
+            assert not missing
+            assert not unexpected
+
+    def test_is_of_the_same_class_and_shares_all_state(self, wrap):
+        layer = Layer(1)
+        wrapped = wrap(layer)
+        assert isinstance(wrapped, Layer)
+        assert wrapped.w is layer.w
+        assert wrapped.helper() == "helped"
+        wrapped.note = "seen"
+        wrapped.set_train(True)
+        assert layer.note == "seen"
+        assert layer.inner.training
+        assert type(layer) is Layer  # what was wrapped isn't changed
+
+    def test_an_optimizer_made_before_still_moves_the_weights(self, wrap):
+        model = Model()
+        optimizer = nn.SGD(model.trainable_params(), 0.1)
+        model.head = wrap(model.head)
+        before = model.head.w.asnumpy().copy()
+        grad = ms.value_and_grad(lambda x: model(x).sum(), None, optimizer.parameters)
+        optimizer(grad(ms.Tensor(np.ones((2, 4), np.float32)))[1])
+        assert not np.array_equal(before, model.head.w.asnumpy())
+
+    def test_hooks_run_once_per_forward(self, wrap, steps, tensor):
+        layer, seen = Layer(1), []
+        wrapped = wrap(layer)
+        wrapped.register_forward_pre_hook(lambda cell, args: seen.append("pre"))
+        wrapped.register_forward_hook(lambda cell, args, out: seen.append("post"))
+        steps.run(wrapped, tensor(3, 4))
+        assert seen == ["pre", "post"]
+
+    def test_a_deep_copy_is_independent(self, wrap, steps, tensor):
+        model = Model(wrap)
+        twin = copy.deepcopy(model)
+        x = tensor(3, 4)
+        want = steps.run(model, x, weights=model.trainable_params())
+        assert steps.same(want, steps.run(twin, x, weights=twin.trainable_params()))
+        assert not {id(p) for p in model.get_parameters()} & {id(p) for p in twin.get_parameters()}
+        assert type(twin.head) is type(model.head)
+
+    def test_mixed_precision_applied_afterwards(self, wrap, tensor):
+        x = tensor(3, 4)
+        plain, wrapped = Model(), Model(wrap)
+        ms.load_param_into_net(wrapped, plain.parameters_dict())
+        for model in (plain, wrapped):
+            ms.amp.auto_mixed_precision(model, "O2")
+        assert np.array_equal(plain(x).asnumpy(), wrapped(x).asnumpy())
+
+    def test_gradient_of_the_cell_itself(self, wrap, tensor, steps):
+        layer = Layer(1)
+        want = ms.value_and_grad(layer, 0, layer.trainable_params())(tensor(3, 4))
+        got = ms.value_and_grad(wrap(layer), 0, layer.trainable_params())(tensor(3, 4))
+        assert np.array_equal(want[1][0].asnumpy(), got[1][0].asnumpy())
+
+
+@each_wrapper
+class TestCallables:
+    def test_bound_method_as_an_instance_attribute(self, wrap, steps, tensor):
+        class Block(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.w = ms.Parameter(ms.Tensor(np.eye(4, dtype=np.float32)), name="w")
+
+            def part(self, x):
+                return mint.matmul(x, self.w) * x
+
+            def construct(self, x):
+                return self.part(ops.tanh(x))
+
+        plain, block = Block(), Block()
+        block.part = wrap(block.part)
+        want = steps.run(plain, tensor(3, 4), weights=plain.trainable_params())
+        run = block if wrap is checkpoint_wrapper else checkpoint_wrapper(block)
+        assert steps.same(want, steps.run(run, tensor(3, 4), weights=block.trainable_params()))
+        assert block.part.__name__.endswith("part")
+        twin = copy.deepcopy(block)
+        twin.w.set_data(ms.Tensor(np.zeros((4, 4), np.float32)))
+        assert not twin(tensor(3, 4)).asnumpy().any()
+
+    def test_method_on_a_class(self, wrap, tensor):
+        class Plain:
+            scale = 2.0
+
+            def part(self, x):
+                return x * self.scale
+
+        Plain.part = wrap(Plain.part)
+        assert np.array_equal(Plain().part(tensor(3, 4)).asnumpy(), tensor(3, 4).asnumpy() * 2)
+
+
+class TestSharing:
+    def test_one_wrapper_in_two_blocks_twice_each(self, steps, tensor):
+        calls = []
+
+        def body(x):
+            calls.append(1)
+            return x * x
+
+        shared = checkpoint_exclude_wrapper(body)
+
+        def block(call):
+            return lambda x: ops.tanh(call(ops.tanh(call(ops.tanh(x)))))
+
+        first, second = checkpoint_wrapper(block(shared)), checkpoint_wrapper(block(shared))
+        want = steps.run(lambda x: block(body)(block(body)(x)), tensor(3, 4))
+        for _ in range(3):
+            calls.clear()
+            assert steps.same(want, steps.run(lambda x: second(first(x)), tensor(3, 4)))
+            assert len(calls) == 4
+
+    def test_one_wrapper_in_a_loop_of_changing_length(self, steps, tensor):
+        shared = checkpoint_exclude_wrapper(lambda x: x * x * 0.5)
+
+        def block(call, times):
+            def run(x):
+                for _ in range(times[0]):
+                    x = ops.tanh(call(x))
+                return x
+
+            return run
+
+        times = [1]
+        wrapped = checkpoint_wrapper(block(shared, times))
+        for n in (1, 3, 2, 0):
+            times[0] = n
+            want = steps.run(block(lambda x: x * x * 0.5, times), tensor(3, 4))
+            assert steps.same(want, steps.run(wrapped, tensor(3, 4)))
+
+    def test_tied_weight(self, steps, tensor):
+        weight = ms.Parameter(tensor(4, 4, seed=3), name="w")
+
+        def project(x):
+            return mint.matmul(x, weight)
+
+        region = checkpoint_exclude_wrapper(project)
+
+        def block(call):
+            return lambda x: mint.matmul(ops.tanh(call(ops.tanh(x))), weight.T)
+
+        want = steps.run(block(project), tensor(3, 4), weights=[weight])
+        assert steps.same(want, steps.run(checkpoint_wrapper(block(region)), tensor(3, 4), weights=[weight]))
+
+    def test_a_branch_taken_in_forward_and_replay_alike(self, steps, tensor):
+        region = checkpoint_exclude_wrapper(lambda x: x * x)
+        way = [True]
+
+        def block(call):
+            return lambda x: ops.tanh(call(x)) if way[0] else call(ops.silu(call(x)))
+
+        wrapped = checkpoint_wrapper(block(region))
+        for choice in (True, False, True):
+            way[0] = choice
+            want = steps.run(block(lambda x: x * x), tensor(3, 4))
+            assert steps.same(want, steps.run(wrapped, tensor(3, 4)))
+
+
+class TestPlansOfPlainFunctions:
+    def test_learned_once_and_forgotten_with_the_function(self, tensor, steps):
+        from hp_memory.activation import wrappers
+
+        blocks = [lambda x: ops.tanh(x)]
+        for _ in range(2):
+            steps.run(lambda x: checkpoint(blocks[0], x), tensor(3, 4))
+        assert wrappers._plans[blocks[0]][None] is not None
+        count = len(wrappers._plans)
+        blocks.clear()
+        assert len(wrappers._plans) < count
+
+
+class TestObservation:
+    def test_counts_runs_and_holds_with_and_without_a_boundary(self, chain_model, steps, tensor):
+        parts = {"A": lambda self, x: x * x, "B": lambda self, x: mint.matmul(x, self.w)}
+        for boundary, replays in ((False, 0), (True, 1)):
+            model = chain_model(parts, boundary=boundary)
+            for name in parts:
+                setattr(model.block, name, region(getattr(model.block, name), name=name))
+            with observe() as observation:
+                steps.run(model.run, tensor(3, 4), weights=model.block.trainable_params())
+            runs = observation.runs["A"]
+            assert (runs.forward, runs.body, runs.replays) == (1, 1 + replays, replays)
+            held = report(observation).to_dict()
+            # x for A, and A's output for B: the weight is a parameter and doesn't count.
+            assert held["total_bytes"] == (48 if boundary else 96)
+            assert held["regions"]["block" if boundary else "A"]["bytes"] == 48
+
+    def test_fixed_when_backward_begins(self, tensor):
+        with observe() as observation:
+            ms.grad(lambda x: ops.tanh(x).sum())(tensor(3, 4))
+        assert [h.reason for h in observation.held] == ["saved for backward"]
+
+    def test_one_at_a_time(self):
+        with observe(), pytest.raises(RuntimeError, match="already running"), observe():
+            pass
+
+    def test_table_names_region_bytes_and_reason(self, chain_model, steps, tensor):
+        import io
+
+        import rich.console
+
+        model = chain_model({"A": lambda self, x: ops.tanh(x), "B": lambda self, x: ops.silu(x)}, saved="A")
+        with observe() as observation:
+            steps.run(model.run, tensor(3, 4))
+        text = io.StringIO()
+        rich.console.Console(file=text, width=120).print(report(observation))
+        for word in ("A", "3x4", "float32", "48", "block input", "saved for backward"):
+            assert word in text.getvalue()
