@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hp_memory.models.groups import ALONE, Group, blocks, strides
+from hp_memory.models.groups import ALONE
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,3 @@ def test_a_reduction_leaves_its_input_alone(collectives, mindspore):
     x = mindspore.ops.ones((3,))
     collectives.reduce_sum(x, ALONE).copy_(mindspore.ops.zeros((3,)))
     assert x.asnumpy().tolist() == [1, 1, 1]
-
-
-def test_blocks_and_strides_partition_the_world():
-    assert blocks(6, 2) == [(0, 1), (2, 3), (4, 5)]
-    assert strides(6, 2) == [(0, 2, 4), (1, 3, 5)]
-    assert Group((2, 3), 1, "g").size == 2
