@@ -22,7 +22,7 @@ from hp_memory.activation import observe
 from hp_memory.errors import InstallError
 from hp_memory.install import Receipt, install, receipt_of
 from hp_memory.layout import ActivationPlan
-from hp_memory.mindformers import agreement, conflicts, plan_request, trainer_hook, verify
+from hp_memory.mindformers import agreement, conflicts, hyper_offload, plan_request, trainer_hook, verify
 from hp_memory.mindformers import backend as backends
 from hp_memory.models.mindformers_map import blocks_of, gpt_model
 from hp_memory.models.mindformers_settings import fingerprint, settings_of
@@ -37,11 +37,19 @@ class HPMemoryCallback(TrainerCallback):
         plan: a layout's settings or a saved plan, inline or as the path of a file, or the name of a recipe or layout.
         report: file for the receipt, the checked counts and the memory report, as JSON; null writes none.
         backend: whose wrappers are used: ``auto``, ``native`` or ``hyper_parallel``.
+        offload: HyperOffload's settings as a mapping, for a model with a jitted graph inside; null for none.
     """
 
-    def __init__(self, plan: str | Mapping[str, Any], report: str | None = None, backend: str = "auto") -> None:
+    def __init__(
+        self,
+        plan: str | Mapping[str, Any],
+        report: str | None = None,
+        backend: str = "auto",
+        offload: Mapping[str, Any] | None = None,
+    ) -> None:
         self.request = plan
         self.report = report
+        self.offload = offload
         self.backend = backends.choose(backend, backends.probe())
         self.plan: ActivationPlan | None = None
         self.receipts: list[Receipt] = []
@@ -82,6 +90,10 @@ class HPMemoryCallback(TrainerCallback):
                     "import hp_memory.mindformers.callback before the Trainer is made"
                 )
             self.plan = self._plan_for(gpt.decoder, args)
+            if self.offload is not None:
+                replays = any(layer.layout.replays(self.plan.regions(layer.layer)) for layer in self.plan.layers)
+                path = "callbacks.HPMemoryCallback.offload"
+                hyper_offload.refuse_pynative(part, replays, hyper_offload.settings(self.offload, path), path)
             if receipt is None:
                 self.refuse_conflicts(args)
                 receipt = self.install(gpt.decoder, getattr(gpt, "mtp", None), args)

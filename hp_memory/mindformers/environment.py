@@ -30,7 +30,7 @@ def prepare(world_size: int = 1) -> list[str]:
     replaced = cpu_patch.apply()
     if replaced:
         lines.append(f"CPU: {len(replaced)} Ascend-only kernels have stand-ins, from {replaced[0]} to {replaced[-1]}")
-    for module in ("callback", "qwen3_moe"):
+    for module in ("register", "qwen3_moe"):
         importlib.import_module(f"hp_memory.mindformers.{module}")
     return lines
 

@@ -1,0 +1,116 @@
+"""A plan as static recompute settings: what ``Cell.recompute`` and ``Primitive.recompute`` do when a graph is compiled.
+
+MindSpore 2.10 has no ``Cell.recompute(False)``: a region is excluded by excluding every primitive in it. A region that
+computes with functions instead of primitives can't be excluded and is refused. Python wrappers and hooks have no effect
+in a compiled graph, so this is all of a plan that a graph can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mindspore import nn
+
+from hp_memory.errors import InstallError
+from hp_memory.install import Receipt, Wrapped
+from hp_memory.layout import ActivationPlan, ModelFingerprint
+from hp_memory.layout.regions import REGIONS
+from hp_memory.models.sites import BlockSites, Site
+
+# Region -> cell below a block of MindFormers' graph models. Their experts are one ``Morph``, which has no cells inside.
+MINDFORMERS_CELLS: dict[str, str] = {
+    "attention.norm": "input_layernorm",
+    "attention.core": "self_attention.core_attention",
+    "attention.out": "self_attention.linear_proj",
+    "mlp.norm": "pre_mlp_layernorm",
+    "mlp.up": "mlp.linear_fc1",
+    "mlp.act": "mlp.activation_func",
+    "mlp.down": "mlp.linear_fc2",
+    "router": "mlp.router",
+    "shared_experts": "mlp.shared_experts",
+}
+NOT_A_CELL = "no cell of its own in this graph model"
+
+
+def blocks_of(network: nn.Cell, layers: str, cells: Mapping[str, str]) -> tuple[BlockSites, ...]:
+    """The blocks below ``layers`` and those of their regions that are cells.
+
+    Args:
+        network: any network that holds the blocks.
+        layers: where the list of blocks is, e.g. ``model.decoder.layers``.
+        cells: region -> path of its cell below a block.
+
+    Raises:
+        InstallError: if there is no list of cells there.
+    """
+    owner: Any = network
+    for part in layers.split("."):
+        owner = getattr(owner, part, None)
+    if not isinstance(owner, nn.Cell) or not owner._cells:
+        raise InstallError(f"{layers}: {type(network).__name__} has no list of blocks there")
+    return tuple(_block(owner, key, f"{layers}.{key}", cells) for key in owner._cells)
+
+
+def _block(container: nn.Cell, key: str, path: str, cells: Mapping[str, str]) -> BlockSites:
+    block = container._cells[key]
+    sites = tuple(site for region in REGIONS if region in cells for site in _site(block, path, region, cells[region]))
+    kind = "moe" if any(site.regions == ("router",) for site in sites) else "dense"
+    return BlockSites(int(key), kind, container, key, path, sites)
+
+
+def _site(block: nn.Cell, path: str, region: str, name: str) -> list[Site]:
+    *parents, attr = name.split(".")
+    owner: Any = block
+    for parent in parents:
+        owner = getattr(owner, parent, None)
+    return [Site((region,), owner, attr, f"{path}.{name}")] if isinstance(getattr(owner, attr, None), nn.Cell) else []
+
+
+def fingerprint(blocks: Sequence[BlockSites], family: str) -> ModelFingerprint:
+    """What a plan must know of a graph model: its regions are those that are cells."""
+    regions: dict[str, tuple[str, ...]] = {}
+    for block in blocks:
+        regions.setdefault(block.kind, tuple(site.regions[0] for site in block.sites))
+    present = {region for names in regions.values() for region in names}
+    absent = {region: NOT_A_CELL for region in REGIONS if region not in present}
+    return ModelFingerprint(family, tuple(block.kind for block in blocks), regions, f"graph {len(blocks)}", absent)
+
+
+def apply(network: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites]) -> Receipt:
+    """Sets static recompute in place, before anything is compiled.
+
+    Raises:
+        InstallError: for a network that is compiled already, or a saved region that can't be excluded.
+    """
+    if any(getattr(cell, "compile_cache", None) for _, cell in network.cells_and_names()):
+        raise InstallError("the network is compiled already: recompute settings would have no effect")
+    work = [(block, plan.layers[block.layer].layout) for block in blocks]
+    saved = {
+        site.path: _primitives(site)
+        for block, layout in work
+        if layout.replays([s.regions[0] for s in block.sites])
+        for site in block.sites
+        if layout.action(site.regions[0]) == "save"
+    }
+    receipt = Receipt(plan.hash(), not_applied=dict(plan.fingerprint.absent))
+    for block, layout in work:
+        if not layout.replays([site.regions[0] for site in block.sites]):
+            continue
+        block.container._cells[block.key].recompute()
+        receipt.wrapped.append(Wrapped(block.path, block.layer, (), "boundary"))
+        for site in block.sites:
+            for primitive in saved.get(site.path, ()):
+                primitive.recompute(False)
+            how = "saved" if site.path in saved else "replayed"
+            receipt.wrapped.append(Wrapped(site.path, block.layer, site.regions, how))
+    return receipt
+
+
+def _primitives(site: Site) -> list[Any]:
+    cells = [cell for _, cell in getattr(site.owner, site.attr).cells_and_names()]
+    found = [p for cell in cells for p in cell._primitives.values() if p is not None]
+    if not found:
+        why = "it computes with functions, and only primitives can be excluded from static recompute"
+        raise InstallError(f"{site.path} ({site.regions[0]}) can't be saved in a graph: {why}")
+    return found
