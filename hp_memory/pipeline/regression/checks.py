@@ -96,8 +96,9 @@ def replays(case: Case, layers: Mapping[int, Sequence[int]], probes: Probes) -> 
 
 def bindings(case: Case, receipts: Mapping[int, Receipt], probes: Probes) -> str | None:
     """Backward got each region's input of the same micro-batch; and enough was looked at to say so."""
-    if probes.wrong:
-        return f"{probes.wrong[0]} ({len(probes.wrong)} in all)"
+    wrong = probes.misbound + probes.unlike
+    if wrong:
+        return f"{wrong[0]} ({len(wrong)} in all)"
     saved = [w for r in receipts.values() for w in r.wrapped if w.how == "saved" and w.regions != ("dispatch.counts",)]
     for place in saved:
         name = f"{place.layer}/{place.path.split('.', 2)[-1]}"

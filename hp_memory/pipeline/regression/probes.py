@@ -47,13 +47,22 @@ class _Witness(_Function):
 
 
 class Probes:
-    """Counters of one rank's chunks, by ``<layer>/<region>`` and by layer."""
+    """What one rank's chunks did, by ``<layer>/<region>`` and by layer.
+
+    Attributes:
+        bodies, blocks: how often each region's body and each block ran.
+        witnessed: how often backward read a region's input.
+        misbound: inputs that backward got from another invocation.
+        unlike: replays that saw something else than their forward.
+        draws: where in the random sequence each forward drew.
+    """
 
     def __init__(self) -> None:
         self.bodies: Counter[str] = Counter()
         self.blocks: Counter[int] = Counter()
         self.witnessed: Counter[str] = Counter()
-        self.wrong: list[str] = []
+        self.misbound: list[str] = []
+        self.unlike: list[str] = []
         self.draws: list[int] = []
         self._seen: dict[tuple, Any] = {}
         self._call: tuple = ()
@@ -100,7 +109,7 @@ class Probes:
             self._seen[key] = found
             return True
         if self._seen[key] != found:
-            self.wrong.append(f"layer {self._call[0]}: a replay of {what} saw something else than its forward")
+            self.unlike.append(f"layer {self._call[0]}: a replay of {what} saw something else than its forward")
         return False
 
     def _with_witness(self, name: str, args: Sequence[Any], out: Any) -> Any:
@@ -116,7 +125,7 @@ class Probes:
         def report(equal: bool) -> None:
             self.witnessed[name] += 1
             if not equal:
-                self.wrong.append(f"{name}: backward got an input of another invocation")
+                self.misbound.append(f"{name}: backward got an input of another invocation")
 
         return report
 
