@@ -60,6 +60,7 @@ class HyperOffloadPlan:
         skipped: candidates that were left on the device, and why.
         truncated: candidates cut off by ``select_num`` or the percentage.
         peak_choices: the peak strategy's rounds.
+        peak_bytes: the highest point of its memory profile afterwards.
         raises: data for which MindSpore's optimizer raises; see :class:`ReloadWithoutUserError`.
     """
 
@@ -72,6 +73,7 @@ class HyperOffloadPlan:
     skipped: list[Skipped] = field(default_factory=list)
     truncated: list[OffloadInfo] = field(default_factory=list)
     peak_choices: list[PeakChoice] = field(default_factory=list)
+    peak_bytes: int | None = None
     raises: list[Output] = field(default_factory=list)
 
     def execution_order(self) -> Iterator[Node | Operation]:
@@ -171,6 +173,7 @@ def choose_by_peak_strategy(draft: Draft, plan: HyperOffloadPlan, user_infos: li
     if settings.max_device_memory == 0:
         return []
     chosen, plan.peak_choices, values = peak_strategy(draft, user_infos, settings.threshold, settings.score_weights)
+    plan.peak_bytes = int(values.max())
     set_adaptive_distances(draft.graph, chosen, settings, values)
     return chosen
 
