@@ -44,5 +44,5 @@ def render(cfg: ExportConfig) -> str:
     else:
         config = with_native_settings(config, plan, cfg.to.removeprefix("mindformers-"))
     words = "".join(f"#   {line}\n" for line in plan.in_words().splitlines())
-    head = f"# {cfg.name}, for {cfg.to}. Plan {plan.hash()}:\n{words}"
+    head = f"# {cfg.name}, for {cfg.to}; train_dataset is yours to fill in. Plan {plan.hash()}:\n{words}"
     return head + yaml.safe_dump(config, sort_keys=False)

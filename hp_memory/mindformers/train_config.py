@@ -18,7 +18,7 @@ SCHEDULES = ("1f1b", "interleaved_1f1b", "gpipe")
 
 
 def train_config(cfg: HPConfig, dtype: str = "bfloat16") -> dict[str, Any]:
-    """Every section but the dataset and what says how activations are kept.
+    """Every section but what says how activations are kept. Of the dataset only the kind of loader is named.
 
     Args:
         cfg: the experiment.
@@ -47,6 +47,7 @@ def train_config(cfg: HPConfig, dtype: str = "bfloat16") -> dict[str, Any]:
             "lr_end": train.min_learning_rate,
             "warmup_steps": train.warmup_steps,
         },
+        "train_dataset": {"dataloader": {"type": "MindDataset"}},
         "parallelism": _parallelism(cfg),
         "model": model_section(cfg.model, dtype),
     }
