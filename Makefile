@@ -30,6 +30,10 @@ test: .venv/ready
 test-cluster: .venv/ready
 	$(RUN)/python -m pytest --override-ini addopts='--import-mode=importlib -ra' tests/cluster
 
+# Builds an environment of its own below a temporary folder.
+test-mindformers-2.1: .venv/ready
+	$(RUN)/python -m pytest --override-ini addopts='--import-mode=importlib -ra' tests/mindformers_2_1
+
 test-nightly: .venv/ready
 	HYPOTHESIS_PROFILE=nightly $(RUN)/python -m pytest tests/unit
 

@@ -133,15 +133,21 @@ def shard_module(module: nn.Cell, device_mesh: DeviceMesh | None = None, shardin
     for name, param in list(module.parameters_and_names()):
         for placement in sharding_plan.plan.get(name, ()):
             if placement.is_shard():
-                _keep_local_part(param, placement.dim, device_mesh)
+                _replace_by_local_part(module, name, param, placement.dim, device_mesh)
     return module
 
 
-def _keep_local_part(param: Parameter, dim: int, mesh: DeviceMesh) -> None:
-    local = np.split(param.asnumpy(), mesh.size(), axis=dim)[mesh.get_local_rank()]
-    param.set_data(Tensor(np.ascontiguousarray(local)), slice_shape=True)
-    param.device_mesh = mesh
-    param.to_local = lambda: param
+def _replace_by_local_part(module: nn.Cell, name: str, param: Parameter, dim: int, mesh: DeviceMesh) -> None:
+    # A new Parameter: autograd remembers the shape that the old one had.
+    *parents, attr = name.split(".")
+    owner = module
+    for parent in parents:
+        owner = getattr(owner, parent)
+    part = np.split(param.asnumpy(), mesh.size(), axis=dim)[mesh.get_local_rank()]
+    local = Parameter(Tensor(np.ascontiguousarray(part)), name=param.name, requires_grad=param.requires_grad)
+    local.device_mesh = mesh
+    local.to_local = lambda: local
+    setattr(owner, attr, local)
 
 
 def get_global_layout(*args: Any, **kwargs: Any) -> None:
