@@ -15,6 +15,7 @@ from hp_memory.launch.job import launch
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
 from hp_memory.models.settings import REFERENCE
 from hp_memory.paths import make_run_dir
+from hp_memory.pipeline.settings import check_plan, with_stage_layouts
 from hp_memory.report.environment import environment
 from hp_memory.train.data import check_vocabulary
 
@@ -28,7 +29,9 @@ def checked_plan(cfg: HPConfig) -> ActivationPlan:
     validate(cfg)
     if cfg.engine == "reference":
         check_vocabulary(cfg.data, cfg.model.vocab_size)
-    return build_plan(cfg.layout, fingerprint(cfg))
+    plan = plan_for(cfg, cfg.layout, "layout")
+    check_plan(cfg.pipeline, plan, cfg.model.num_layers)
+    return plan
 
 
 # What reads these groups, where a command of the reference engine doesn't.
@@ -54,7 +57,8 @@ def refuse_unread_settings(cfg: HPConfig) -> None:
 
 
 def plan_for(cfg: HPConfig, layout: LayoutSettings, path: str) -> ActivationPlan:
-    """The plan of the config's model under another layout."""
+    """The plan of the config's model under a layout, with the pipeline's exceptions for some stages."""
+    layout = with_stage_layouts(layout, cfg.pipeline, cfg.model.num_layers)
     return build_plan(layout, fingerprint(cfg), path)
 
 

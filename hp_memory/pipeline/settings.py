@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hp_memory.errors import ConfigError
+from hp_memory.layout import ActivationPlan
 from hp_memory.layout.settings import LayerOverride, LayoutSettings
 from hp_memory.pipeline import layers as split
 from hp_memory.pipeline.generate import generate
@@ -148,10 +149,38 @@ def _check_overlap(cfg: PipelineSettings, path: str) -> None:
         raise ConfigError(
             f"{path}.overlap_p2p", True, "HyperParallel's overlap_b_f isn't adapted to overlapped messages"
         )
-    counts = cfg.layers_per_stage
-    if not isinstance(counts, str) and len({str(c) for c in counts if not isinstance(c, str)}) > 1:
-        why = "overlap_b_f meets at every layer of a forward and a backward chunk: uneven chunks deadlock"
-        raise ConfigError(f"{path}.layers_per_stage", list(counts), why)
+
+
+def check_plan(cfg: PipelineSettings, plan: ActivationPlan, layers: int, path: str = "pipeline") -> None:
+    """Refuse what doesn't fit a model and its activation plan.
+
+    Args:
+        layers: decoder layers; the plan's MTP layers come after them.
+
+    Raises:
+        ConfigError: a split the layers don't allow, a pre-fire with nothing to replay, an overlap that would deadlock.
+    """
+    if cfg.stages == 1:
+        return
+    chunks = cfg.layers_of_chunks(layers, path)
+    if cfg.prefire_recompute and not any(p.layout.replays(plan.regions(p.layer)) for p in plan.layers):
+        raise ConfigError(f"{path}.prefire_recompute", True, "the layout replays nothing that could run ahead")
+    if cfg.overlap_b_f:
+        experts = [sum(plan.layers[i].kind == "moe" for i in chunk) for chunk in chunks]
+        _check_overlapped_experts(cfg, experts, path)
+
+
+def _check_overlapped_experts(cfg: PipelineSettings, experts: list[int], path: str) -> None:
+    """A forward and a backward of one rank meet at every exchange of tokens."""
+    if not any(experts):
+        raise ConfigError(f"{path}.overlap_b_f", True, "overlaps the exchange of tokens; the model has no experts")
+    for rank in range(cfg.stages):
+        own = [n for n, place in zip(experts, cfg.placement, strict=True) if place == rank]
+        if len(set(own)) > 1:
+            why = (
+                f"the chunks of rank {rank} have {own} MoE layers: a forward would wait for a backward without exchange"
+            )
+            raise ConfigError(f"{path}.overlap_b_f", True, why)
 
 
 def with_stage_layouts(layout: LayoutSettings, cfg: PipelineSettings, layers: int) -> LayoutSettings:

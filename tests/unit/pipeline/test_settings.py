@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hp_memory.errors import ConfigError
-from hp_memory.layout import LayoutSettings
-from hp_memory.pipeline.settings import PipelineSettings, StageLayout, with_stage_layouts
+from hp_memory.layout import REGIONS_OF_KIND, LayoutSettings, ModelFingerprint, build_plan
+from hp_memory.pipeline.settings import PipelineSettings, StageLayout, check_plan, with_stage_layouts
 
 GOOD = {"stages": 2, "microbatches": 4}
 ZB = {**GOOD, "schedule": "zb_h1", "split_backward": True}
@@ -38,7 +38,6 @@ ZB = {**GOOD, "schedule": "zb_h1", "split_backward": True}
         ({**GOOD, "prefire_recompute": True, "session": "none"}, "pipeline.session", "replay once more"),
         ({**GOOD, "schedule": "gpipe", "overlap_b_f": True}, "pipeline.overlap_b_f", "no forward beside"),
         ({**GOOD, "overlap_b_f": True, "overlap_p2p": True}, "pipeline.overlap_p2p", "isn't adapted"),
-        ({**GOOD, "overlap_b_f": True, "layers_per_stage": [1, 3]}, "pipeline.layers_per_stage", "deadlock"),
     ],
 )
 def test_refusals(settings, path, why):
@@ -121,6 +120,37 @@ def test_stage_layouts_become_layer_overrides():
         ("6-7", "save", None),
         ("2-5", None, []),
     ]
+
+
+def plan(layout="recompute", dense=0, layers=8):
+    kinds = ("dense",) * dense + ("moe",) * (layers - dense)
+    mark = ModelFingerprint("reference", kinds, {k: REGIONS_OF_KIND[k] for k in set(kinds)}, "0")
+    return build_plan(LayoutSettings(name="x", default=layout), mark)
+
+
+@pytest.mark.parametrize(
+    ("settings", "made", "path", "why"),
+    [
+        ({**GOOD, "stages": 3}, plan(), "pipeline.layers_per_stage", "don't divide"),
+        ({**GOOD, "prefire_recompute": True}, plan("save"), "pipeline.prefire_recompute", "replays nothing"),
+        ({**GOOD, "overlap_b_f": True}, plan(dense=8), "pipeline.overlap_b_f", "no experts"),
+        (
+            {**GOOD, "schedule": "interleaved_1f1b", "interleave": 2, "overlap_b_f": True},
+            plan(dense=1),
+            "pipeline.overlap_b_f",
+            r"rank 0 have \[1, 2\] MoE layers",
+        ),
+    ],
+)
+def test_what_a_model_or_its_plan_does_not_allow(settings, made, path, why):
+    with pytest.raises(ConfigError, match=why) as error:
+        check_plan(PipelineSettings(**settings), made, 8)
+    assert error.value.path == path
+
+
+def test_uneven_stages_may_overlap_where_each_rank_has_one_chunk():
+    check_plan(PipelineSettings(**GOOD, overlap_b_f=True, layers_per_stage=[3, 5]), plan(dense=1), 8)
+    check_plan(PipelineSettings(), plan(), 7)
 
 
 def test_a_stage_that_does_not_exist_is_refused():
