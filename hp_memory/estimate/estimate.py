@@ -162,7 +162,7 @@ def traces_of_rank(model_trace: ModelTrace, layers: Sequence[int], first: bool, 
 
 def hidden_bytes(work: Workload) -> int:
     """Bytes of one micro-batch's hidden states."""
-    return work.tokens * work.model.hidden_size * DTYPES[work.dtype]
+    return work.local_tokens * work.model.hidden_size * DTYPES[work.dtype]
 
 
 def estimate(

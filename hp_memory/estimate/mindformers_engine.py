@@ -22,7 +22,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, mint, nn
 from mindspore.common._grad_function import _Function
 
-from hp_memory.estimate import values
+from hp_memory.errors import ConfigError
+from hp_memory.estimate import tensor_parallel, values
 from hp_memory.estimate.model import (
     HEAD_REGIONS,
     LayerCheck,
@@ -45,6 +46,8 @@ from hp_memory.models.sites import BlockSites
 _EP = "mindformers.pynative.distributed.expert_parallel"
 
 NOTES = (
+    "tensor parallel ranks hold their heads, their part of dense and shared MLPs and of the vocabulary, and between "
+    "those an equal part of the sequence; the loss is taken over each rank's own part of the vocabulary",
     "collectives are shape rules: rows sent and received per rank come from the routing",
     "GroupedMLP.unpermute writes rows in place, which the meta device can't: an equal gather stands there",
     "what MindFormers logs of auxiliary and MTP losses is left out",
@@ -160,10 +163,28 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def build(model: ModelSettings, dtype: str) -> Any:
+# What tensor parallelism divides of MindFormers' model section.
+_DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+_DIVIDED_EXPERT = "moe_shared_expert_intermediate_size"
+
+
+def _local(section: dict[str, Any], tensor: int) -> dict[str, Any]:
+    """The section with the sizes that one tensor parallel rank has."""
+    found = dict(section)
+    for name in (*_DIVIDED, _DIVIDED_EXPERT):
+        whole = found.get(name)
+        if not whole:
+            continue
+        if whole % tensor:
+            raise ConfigError("parallel.tensor", tensor, f"doesn't divide the model's {name}={whole}")
+        found[name] = whole // tensor
+    return found
+
+
+def build(model: ModelSettings, dtype: str, tensor: int = 1) -> Any:
     """The model class of MindFormers for these sizes, without storage. Call inside ``on_meta``."""
     config = {
-        "model": model_section(model, dtype),
+        "model": _local(model_section(model, dtype), tensor),
         "checkpoint": {"enable_save": False},
         "training": {"steps": 1, "local_batch_size": 1, "global_batch_size": 1},
         "optimizer": {"type": "AdamW"},
@@ -266,7 +287,7 @@ def check(work: Workload, plain: ModelTrace, plan: ActivationPlan) -> list[Layer
 def _routing(work: Workload) -> Routing | None:
     if not work.model.num_experts:
         return None
-    return routing_of(work.model, work.parallel, work.tokens, work.imbalance)
+    return routing_of(work.model, work.parallel, work.local_tokens, work.imbalance)
 
 
 def _small(model: ModelSettings, dense: int, moe: int) -> ModelSettings:
@@ -298,7 +319,7 @@ class _Model:
 
     def __init__(self, work: Workload, small: ModelSettings) -> None:
         self.work = work
-        self.gpt = gpt_model(build(small, work.dtype))
+        self.gpt = gpt_model(build(small, work.dtype, work.parallel.tensor))
         self.gpt.set_train(True)
         self.ids = mint.zeros((work.sequences, work.model.seq_length), dtype=ms.int32)
         blocks = [*self.gpt.decoder.layers._cells.values()]
@@ -308,6 +329,8 @@ class _Model:
             for block in blocks:
                 if hasattr(block.mlp, "router"):
                     spread_experts(block, work.parallel, _routing(work))
+        if work.parallel.tensor > 1:
+            tensor_parallel.spread(self.gpt, blocks, work.parallel.tensor)
         self.blocks = region_map_of(self.gpt)
         self.passages: dict[int, _Passage] = {}
 
@@ -374,7 +397,8 @@ class _Model:
         return traced
 
     def _hidden(self) -> Tensor:
-        shape = (self.work.model.seq_length, self.work.sequences, self.work.model.hidden_size)
+        rows = self.work.model.seq_length // self.work.parallel.tensor
+        shape = (rows, self.work.sequences, self.work.model.hidden_size)
         return mint.zeros(shape, dtype=getattr(ms, self.work.dtype))
 
 

@@ -40,6 +40,11 @@ class Workload:
         """Tokens of one micro-batch on one rank."""
         return self.sequences * self.model.seq_length
 
+    @property
+    def local_tokens(self) -> int:
+        """Tokens of one rank between attention and MLP, where tensor parallel ranks share the sequence."""
+        return self.tokens // self.parallel.tensor
+
     def key(self) -> str:
         """Equal exactly for workloads whose traces are equal; how often layers are repeated doesn't matter to it."""
         return json.dumps(asdict(self), sort_keys=True)
@@ -79,10 +84,12 @@ class LayerCheck:
 def refuse_unmodelled(work: Workload) -> None:
     """Raises ConfigError for what no trace of ours covers; nothing is silently left out."""
     parallel = work.parallel
-    for name in ("tensor", "context"):
-        if getattr(parallel, name) != 1:
-            why = "local shapes under this kind of parallelism aren't modelled yet; the dry run would be wrong"
-            raise ConfigError(f"parallel.{name}", getattr(parallel, name), why, (1,))
+    if parallel.context != 1:
+        why = "attention over a split sequence isn't modelled; the dry run would be wrong"
+        raise ConfigError("parallel.context", parallel.context, why, (1,))
+    if work.model.seq_length % parallel.tensor:
+        why = f"doesn't divide the {work.model.seq_length} tokens of a sequence, which these ranks share"
+        raise ConfigError("parallel.tensor", parallel.tensor, why)
     if work.model.family == REFERENCE and work.dtype != "float32":
         raise ConfigError(
             "estimate.dtype", work.dtype, "the reference model computes in float32: estimate=cpu", ("float32",)
@@ -149,7 +156,9 @@ def compare(trace_: LayerTrace, plain: LayerTrace, layer: LayerPlan, installed: 
     kept = set(trace_.inputs[:1]) if replayed else set()
     kept |= {item.storage for item in ((*installed.saved, *installed.outputs) if replayed else trace_.saved)}
     found = [trace_.storages[n] for n in kept if trace_.activation(n)]
-    wanted = [plain.storages[entry.storage] for entry in held(plain, layer.layout)]
+    # What a function keeps by itself is no wrapper's doing.
+    by_rule = (entry for entry in held(plain, layer.layout) if entry.reason != "kept outside the hooks")
+    wanted = [plain.storages[entry.storage] for entry in by_rule]
     return LayerCheck(
         layer.kind,
         layer.layout.name,

@@ -25,7 +25,9 @@ Views = Literal["shared", "copied"]
 _KEY = "hp_memory_storage"
 
 # Operations whose result is a view of their first tensor, beside all whose name ends in View.
-_VIEWS = frozenset({"Reshape", "View", "Transpose", "ExpandDims", "Squeeze", "AsStrided", "FlattenExt", "BroadcastTo"})
+_VIEWS = frozenset(
+    {"Reshape", "View", "Transpose", "ExpandDims", "Squeeze", "AsStrided", "FlattenExt", "BroadcastTo", "StopGradient"}
+)
 # The wheel broadcasts operands by tiling them; kernels that broadcast by strides make nothing here.
 _BROADCASTS = frozenset({"Tile", "BroadcastTo"})
 
