@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+TIME_OUT = "communication time-out"
 TAIL_LINES = 20
 _READ = 65536  # Bytes from the end of a log that are looked at.
 
@@ -24,7 +25,7 @@ SIGNS: tuple[tuple[str, str], ...] = (
     ("port taken", r"[Aa]ddress already in use|bind .*failed|Failed to bind"),
     ("cluster not built", r"not successfully spawned|[Ff]ailed to register|Topology build timed out|cluster topology"),
     (
-        "communication time-out",
+        TIME_OUT,
         r"Launch kernel failed, name:.*(AllReduce|AllGather|ReduceScatter|AlltoAll|Send|Recv|Broadcast|Barrier)"
         r"|Launch kernel failed, name:.*DistComm|Timed out node list|Time out nodes|EI0002|EI0006|HCCL.*timeout"
         r"|[Cc]ollective.*timed? ?out|Receive .*timed? out|connect.*timed? ?out",
@@ -32,7 +33,7 @@ SIGNS: tuple[tuple[str, str], ...] = (
 )
 # Lines of MindSpore's own log that explain nothing.
 _CHATTER = ("[INFO]", "[WARNING]", "[DEBUG]")
-CONSEQUENCES = ("communication time-out", "cluster not built")
+CONSEQUENCES = (TIME_OUT, "cluster not built")
 
 
 @dataclass
@@ -49,13 +50,11 @@ class Failure:
     """Phase and region of the rank's last word, where it said so."""
     missing: tuple[int, ...] = ()
     """Ranks the others waited for in vain."""
-    by_us: bool = False
-    """Ended by msrun or by the supervision after another failure."""
 
     @property
     def is_consequence(self) -> bool:
         """Whether another rank's failure probably caused it."""
-        return self.by_us or self.kind in CONSEQUENCES
+        return self.kind in CONSEQUENCES
 
     def in_words(self) -> str:
         """One line: who, what, where."""

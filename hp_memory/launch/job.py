@@ -112,7 +112,7 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
     checks = preflight.preflight(plan)
     console.print(preflight.table(checks))
     preflight.refuse(checks)
-    _save(plan, attempt)
+    _save(plan, f"plan_{attempt}", plan.to_dict())
     console.print(
         f"{plan.world_size} workers on {plan.total_nodes} node(s), scheduler at {plan.master_addr}:{plan.master_port},"
         f" logs in {plan.run_dir}/logs",
@@ -122,12 +122,13 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
         outcome = supervise.run(
             plan, watcher, say=lambda text: console.print(text, style="yellow", markup=False, soft_wrap=True)
         )
-    file = Path(plan.run_dir) / "launch" / f"outcome_{attempt}.json"
-    file.write_text(json.dumps(asdict(outcome), indent=1))
+    _save(plan, f"outcome_{attempt}", asdict(outcome))
     return outcome
 
 
-def _save(plan: LaunchPlan, attempt: int) -> None:
-    file = Path(plan.run_dir) / "launch" / f"plan_{attempt}.json"
+def _save(plan: LaunchPlan, name: str, data: dict) -> None:
+    """Into ``<run_dir>/launch``, which launchers of single nodes share."""
+    mine = f"_node_{plan.settings.node_rank}" if plan.settings.node_rank > 0 else ""
+    file = Path(plan.run_dir) / "launch" / f"{name}{mine}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(plan.to_dict(), indent=1))
+    file.write_text(json.dumps(data, indent=1))

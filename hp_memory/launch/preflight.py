@@ -16,7 +16,6 @@ from hp_memory.errors import ConfigError
 from hp_memory.launch import environment, hosts
 from hp_memory.launch.channel import Channel
 from hp_memory.launch.plan import LaunchPlan
-from hp_memory.launch.probe import TOKEN
 
 # A node's Python has to start and answer; slow shared file systems need their time.
 ANSWER = 60.0
@@ -52,7 +51,7 @@ class Answer:
 
 
 def check(plan: LaunchPlan, parallel: Mapping[str, int] | None = None) -> None:
-    """What needs no node: another job's variables, sizes, addresses that can't work.
+    """What needs no machine: another job's variables, sizes that don't fit.
 
     Args:
         parallel: parallel dimension -> size, of those that multiply; with ``data`` their product must be the number of
@@ -63,6 +62,14 @@ def check(plan: LaunchPlan, parallel: Mapping[str, int] | None = None) -> None:
     """
     environment.refuse_inherited(plan.inherited)
     _check_sizes(plan.world_size, parallel or {})
+
+
+def check_addresses(plan: LaunchPlan) -> None:
+    """Whether the scheduler's address can work; asks the resolver of this machine, so only before a real start.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
     if plan.total_nodes == 1:
         return
     address = hosts.address_of(plan.master_addr)
@@ -87,16 +94,22 @@ def _check_sizes(world: int, parallel: Mapping[str, int]) -> None:
 def preflight(plan: LaunchPlan) -> list[Check]:
     """Asks every node and compares the answers; starts nothing that stays.
 
-    Writes ``<run_dir>/launch/token``, by which nodes recognise the run directory.
+    Writes a token into ``<run_dir>/launch``, by which nodes recognise the run directory.
     """
+    check_addresses(plan)
     token = secrets.token_hex(8)
-    file = Path(plan.run_dir) / TOKEN
+    file = Path(plan.run_dir) / token_file(plan)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(token)
     except OSError as error:
         raise ConfigError("run_dir", plan.run_dir, f"can't be written: {error.strerror}") from error
     return judge(plan, ask(plan), token)
+
+
+def token_file(plan: LaunchPlan) -> str:
+    """One per launcher: nodes started by hand share the run directory."""
+    return f"launch/token_{plan.nodes[0].rank}"
 
 
 def ask(plan: LaunchPlan) -> list[Answer]:
@@ -132,6 +145,7 @@ def _question(plan: LaunchPlan, rank: int) -> dict:
         "env": node.env,
         "python": plan.python,
         "master_addr": plan.master_addr,
+        "token_file": token_file(plan),
         "port": plan.master_port if schedules else None,
     }
 

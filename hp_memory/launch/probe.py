@@ -20,7 +20,6 @@ GIB = 2**30
 PACKAGES = ("mindspore", "mindformers", "hyper-parallel")
 # What the run directory holds before the start; equal on all nodes, or they would run different plans.
 SHARED_FILES = ("config.yaml", "plan.json")
-TOKEN = "launch/token"
 
 
 def probe(order: dict) -> dict:
@@ -28,7 +27,7 @@ def probe(order: dict) -> dict:
 
     Args:
         order: ``run_id``, ``run_dir``, ``env`` (what the node's workers get on top), ``port`` (None where no
-            scheduler starts here), ``master_addr``, ``python``.
+            scheduler starts here), ``master_addr``, ``python``, ``token_file`` (below the run directory).
     """
     env = os.environ | order["env"]
     path = f"{Path(order['python']).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -46,7 +45,7 @@ def probe(order: dict) -> dict:
         "leftovers": leftovers(),
         "port_free": None if order["port"] is None else port_is_free(order["port"]),
         "master_address": hosts.address_of(order["master_addr"]),
-        **run_dir_facts(Path(order["run_dir"])),
+        **run_dir_facts(Path(order["run_dir"]), order["token_file"]),
         "memory_gib": psutil.virtual_memory().available / GIB,
         "time": time.time(),
     }
@@ -91,9 +90,9 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def run_dir_facts(run_dir: Path) -> dict:
+def run_dir_facts(run_dir: Path, token_file: str) -> dict:
     """Whether the run directory is the launcher's, can be written, and has room."""
-    facts: dict = {"token": _text(run_dir / TOKEN), "files": {}, "writable": False, "disk_gib": 0.0}
+    facts: dict = {"token": _text(run_dir / token_file), "files": {}, "writable": False, "disk_gib": 0.0}
     for name in SHARED_FILES:
         text = _text(run_dir / name)
         facts["files"][name] = hashlib.sha256(text.encode()).hexdigest()[:12] if text else None

@@ -55,7 +55,7 @@ class Runner:
         if failed:
             self._say({"event": "failed", "failure": failed.to_dict()})
         why = self.lifeline.over() or ""
-        self._say({"event": "ended", "left": left, "why": why})
+        self._say({"event": "ended", "left": left, "why": why, "timed_out": self._timed_out()})
         return 1 if failed or left or why else 0
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -139,6 +139,11 @@ class Runner:
         name = next((name for name, text in texts.items() if text.strip()), "msrun.log")
         found = Failure(kind, self.node, code=code, log=str(self.logs / name), tail=failure.tail(texts[name]))
         return self._look_around(found)
+
+    def _timed_out(self) -> list[int]:
+        """The ranks here that gave up waiting for others: whoever isn't among them is who they waited for."""
+        texts = {rank: failure.end_of(self.logs / f"worker_{rank}.log") for rank in self.ranks}
+        return [rank for rank, text in texts.items() if failure.kind_of(text, None) == failure.TIME_OUT]
 
     def _look_around(self, found: Failure) -> Failure:
         """Adds what the scheduler knows, and what a worker on a full disk couldn't write."""

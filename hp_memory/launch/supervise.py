@@ -113,6 +113,7 @@ class _Supervision:
         self.views = {rank: RankView(rank, node.rank) for node in plan.nodes for rank in node.ranks}
         self.failures: list[Failure] = []
         self.leftovers: dict[int, list[int]] = {}
+        self.timed_out: set[int] = set()
         self.spoken = 0.0
 
     def run(self) -> Outcome:
@@ -159,6 +160,7 @@ class _Supervision:
 
     def _node_ended(self, rank: int, message: dict) -> None:
         self.running.discard(rank)
+        self.timed_out.update(message["timed_out"])
         if message["left"]:
             self.leftovers[rank] = message["left"]
         badly = bool(message["why"]) or any(found.node == rank for found in self.failures)
@@ -245,6 +247,8 @@ class _Supervision:
         if not self.failures:
             return Outcome(leftovers=self.leftovers, exit_code=1 if self.leftovers else 0)
         first = failure.first_cause(self.failures)
+        if first.kind == failure.TIME_OUT and self.timed_out and not first.missing:
+            first.missing = tuple(sorted(set(self.views) - self.timed_out))
         return Outcome(
             1, first.rank, first.kind, first.in_words(), first.log, first.tail,
             leftovers=self.leftovers, failures=self.failures,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +76,12 @@ def start_sshd(folder: Path, namespace: str, address: str) -> subprocess.Popen:
         f"StrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile {folder}/{address}.pid\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)
-    return subprocess.Popen(["ip", "netns", "exec", namespace, "/usr/sbin/sshd", "-D", "-f", str(config)])
+    server = subprocess.Popen(["ip", "netns", "exec", namespace, "/usr/sbin/sshd", "-D", "-f", str(config)])
+    for _ in range(100):
+        with contextlib.suppress(OSError), socket.create_connection((address, PORT), timeout=1):
+            return server
+        time.sleep(0.1)
+    raise TimeoutError(f"no ssh server at {address}")
 
 
 def clean_up(hosts: int) -> None:

@@ -112,6 +112,12 @@ def test_cut_between_hosts_shows_as_a_time_out_that_names_the_missing_ranks(plan
     assert nothing_left(plan)
 
 
+def test_frozen_rank_shows_as_a_time_out_of_the_others_and_is_named(plan_for):
+    outcome = supervise.run(plan_for(*ENDLESS, "--fault=freeze", "--fault-rank=3", "--fault-step=3"))
+    assert outcome.kind == "communication time-out"
+    assert outcome.message.endswith("missing ranks: 3")
+
+
 def test_lost_ssh_connection_leaves_no_process(plan_for, cluster):
     plan = plan_for(*ENDLESS)
 

@@ -128,9 +128,9 @@ def test_parallel_sizes_that_fit(sizes):
 
 def test_loopback_scheduler_cannot_serve_another_machine():
     with pytest.raises(ConfigError, match="loopback"):
-        preflight.check(planned(nodes=["127.0.0.1", "192.0.2.1"]))
+        preflight.check_addresses(planned(nodes=["127.0.0.1", "192.0.2.1"]))
 
 
 def test_master_that_does_not_resolve():
     with pytest.raises(ConfigError, match="doesn't resolve"):
-        preflight.check(planned(nodes=["no-such-host.invalid", "192.0.2.1"]))
+        preflight.check_addresses(planned(nodes=["no-such-host.invalid", "192.0.2.1"]))
