@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from hp_memory.offload.hazards import find_hazards, is_safe
+
+GAP = {"a": ["x"], "b": ["x"], "c": ["b"], "d": ["c"], "e": ["d"], "f": ["e", "a"]}  # a is used 5 kernels later
+
+
+def only(plan, kind):
+    (hazard,) = [found for found in find_hazards(plan) if found.kind == kind]
+    return hazard
+
+
+def test_a_reload_before_its_copy_out_with_the_largest_safe_prefetch(graph, plan):
+    def planned(prefetch):
+        return plan(graph(GAP, ["f"]), select_distance=3, prefetch_distance=prefetch)
+
+    hazard = only(planned(5), "reload before save")
+    assert (hazard.data, hazard.severity, hazard.safe) == ("a", "error", {"prefetch_distance": 4})
+    assert hazard.numbers["producer"] == 0
+    assert hazard.numbers["first_use"] == 5
+    assert is_safe(find_hazards(planned(4)))
+
+
+def test_a_release_that_frees_the_reload_with_the_largest_safe_release(graph, plan):
+    def planned(release):
+        return plan(graph(GAP, ["f"]), select_distance=3, prefetch_distance=0, release_distance=release)
+
+    assert only(planned(5), "release frees the reload").safe == {"release_distance": 4}
+    assert is_safe(find_hazards(planned(4)))
+
+
+def test_a_reload_that_starts_before_the_release_saves_nothing(graph, plan):
+    def planned(prefetch):
+        return plan(graph(GAP, ["f"]), select_distance=3, prefetch_distance=prefetch, release_distance=1)
+
+    assert only(planned(3), "saves nothing").safe == {"prefetch_distance": 2}
+    assert find_hazards(planned(2)) == []
+
+
+def test_a_graph_output_that_makes_the_optimizer_raise(graph, plan):
+    made = graph(GAP, ["f", "a"])
+    hazard = only(plan(made, select_distance=3, prefetch_distance=0), "graph output")
+    assert (hazard.data, hazard.severity, hazard.safe) == ("a", "error", {"select_distance": 5})
+    assert find_hazards(plan(made, select_distance=5))[0].kind == "selects nothing"
+
+
+def test_several_long_gaps_with_the_distance_that_selects_the_longest(graph, plan):
+    spec = {"a": ["x"], "b": ["x"], "c": ["b"], "d": ["c", "a"], "e": ["d"], "f": ["e"], "g": ["f"], "h": ["g", "a"]}
+    hazard = only(plan(graph(spec, ["h"]), select_distance=2, prefetch_distance=0), "skipped")
+    assert (hazard.numbers, hazard.safe) == ({"gap_0": 4, "gap_1": 3}, {"select_distance": 3})
+    assert len(plan(graph(spec, ["h"]), select_distance=3).offload_infos) == 1
+
+
+def test_truncation_with_the_number_that_takes_all(step, plan):
+    hazard = only(plan(step(), select_distance=10, prefetch_distance=0, select_num=2), "truncated")
+    safe = hazard.safe["select_num"]
+    assert hazard.numbers["cut_off"] == safe - 2
+    assert not plan(step(), select_distance=10, prefetch_distance=0, select_num=safe).truncated
+
+
+def test_settings_that_select_nothing_with_the_distance_that_does(graph, plan):
+    hazard = only(plan(graph(GAP, ["f"])), "selects nothing")
+    assert hazard.safe == {"select_distance": 4}
+    assert len(plan(graph(GAP, ["f"]), select_distance=4).offload_infos) == 1
+
+
+def test_a_tuple_under_the_peak_strategy_is_an_error(graph, plan):
+    made = graph(GAP, ["f"], a={"output_bytes": [1000, 1000]})
+    assert only(plan(made, strategy="peak", max_device_memory=1, headroom=0), "tuple output").data == "a[0]"
+
+
+def test_a_peak_that_can_not_be_lowered_far_enough(step, plan):
+    hazard = only(plan(step(), strategy="peak", max_device_memory=10, headroom=0), "peak too high")
+    assert hazard.safe["max_device_memory"] == hazard.numbers["modelled_peak"] > 10
+
+
+def test_an_in_place_result_read_after_its_buffer_was_released(graph, plan):
+    spec = {"a": ["x"], "b": ["a"], "c": ["x"], "d": ["c", "b"], "e": ["d"], "f": ["e"], "g": ["f", "a"]}
+    made = graph(spec, ["g"], b={"inplace": True})
+    hazard = only(plan(made, select_distance=3, prefetch_distance=0), "buffer read after release")
+    assert (hazard.data, hazard.numbers) == ("a", {"release_after": 1, "reader": 3})
+
+
+def test_a_view_whose_shape_is_lost(graph, plan):
+    spec = {"a": ["x"], "v": ["a"], "c": ["x"], "d": ["c"], "e": ["d"], "f": ["e", "v"]}
+    found = plan(graph(spec, ["f"], v={"view": True}), select_distance=3, prefetch_distance=0)
+    assert only(found, "view bypassed").numbers == {"reader": 5}
+
+
+def test_a_remote_parameter_loaded_before_the_write_back_of_an_earlier_copy(graph, plan):
+    made = graph({"a": ["w"], "b": ["a"], "c": ["b"], "d": ["c", "w"]}, ["d"], w={"remote": True})
+    hazard = only(plan(made, auto_offload="weight", prefetch_distance=3), "stale parameter")
+    assert (hazard.data, hazard.safe) == ("w", {"prefetch_distance": 2})
+    assert find_hazards(plan(made, auto_offload="weight", prefetch_distance=2)) == []

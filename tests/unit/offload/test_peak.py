@@ -1,0 +1,59 @@
+"""Rules that the golden cases don't pin, checked against MindSpore's optimizer when they were written down."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hp_memory.offload.draft import Draft
+from hp_memory.offload.peak import CoveredSpans
+from hp_memory.offload.profile import aligned, memory_profile
+from hp_memory.offload.users import collect_all_node_users
+
+
+def units(graph):
+    draft = Draft(graph)
+    return list(memory_profile(draft, collect_all_node_users(draft, tuples=True)).values // aligned(1))
+
+
+def test_every_input_of_an_inplace_kernel_lives_as_long_as_its_result(graph):
+    spec = {"z": ["p"], "a": ["p"], "b": ["z", "a"], "c": ["p"], "d": ["b", "c"]}
+    assert units(graph(spec, ["d"], 4, b={"inplace": True})) == [2, 3, 3, 4, 5]
+
+
+def test_on_a_plateau_the_next_position_to_the_left_is_tried(graph, plan):
+    spec = {"n0": ["p"], "n1": ["n0"], "n2": ["n0", "n1"], "n3": ["n2"], "n4": ["n1", "n3"], "n5": ["n3", "n4"]}
+    found = plan(graph(spec, ["n5"], 4), strategy="peak", max_device_memory=1, headroom=0)
+    assert [(c.position, c.info.node.node) for c in found.peak_choices] == [(3, 1)]
+
+
+def test_the_threshold_is_memory_less_headroom_and_zero_memory_selects_nothing(step, plan):
+    def chosen(**settings):
+        return len(plan(step(), strategy="peak", **settings).offload_infos)
+
+    assert chosen(max_device_memory=20000, headroom=0) == chosen(max_device_memory=25000, headroom=5000) > 0
+    assert chosen(max_device_memory=0, headroom=0) == 0
+
+
+def test_adaptive_distances_grow_with_the_transfer_time(step, plan):
+    def distances(kernel_time_us):
+        settings = {"adaptive_release": True, "adaptive_prefetch": True, "prefetch_distance": 0, "headroom": 0}
+        found = plan(
+            step(nbytes=10**6), strategy="peak", max_device_memory=10**7, kernel_time_us=kernel_time_us, **settings
+        )
+        return [(info.release_distance, info.prefetch_distance) for info in found.offload_infos]
+
+    assert set(distances(400.0)) == {(1, 1)}
+    assert max(distances(10.0))[0] == 6  # 1 MB at 20 GB/s takes 50 us
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_covered_spans_count_like_a_set(seed):
+    rng = np.random.default_rng(seed)
+    spans, reference = CoveredSpans(), set()
+    for _ in range(12):
+        start, length = int(rng.integers(40)), int(rng.integers(1, 12))
+        spans.add(start, start + length)
+        reference |= set(range(start, start + length))
+        positions = np.arange(60)
+        assert list(spans.covered_before(positions)) == [sum(x < p for x in reference) for p in positions]
