@@ -106,6 +106,18 @@ def test_split_sizes_of_another_micro_batch(failures, monkeypatch):
     assert "saw something else than its forward" in failures().get("bindings", "")
 
 
+def test_a_step_that_breaks_is_a_failed_case_and_leaves_nothing_open(executor, monkeypatch):
+    from hp_memory.pipeline.chunk import Chunk
+    from hp_memory.pipeline.session import native_leftovers, open_sessions
+
+    def broken(self, micro):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(Chunk, "dw", broken)
+    assert executor.run(CASE).failures == {"run": "boom"}
+    assert (open_sessions(), native_leftovers()) == ((), 0)
+
+
 def test_a_forward_that_is_kept_for_ever(failures, monkeypatch):
     from hp_memory.pipeline.chunk import Chunk
 

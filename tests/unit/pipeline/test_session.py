@@ -82,7 +82,7 @@ class Block:
 
         session, out = self.record(rule)
         if prefire:
-            session.prefire()
+            run(session.prefire)
         split = SplitBackward((out,), (self.x,), self.weights)
 
         def half(name):
