@@ -1,0 +1,199 @@
+"""Host cost of checkpoints and excluded regions, measured in pairs: all modes alternate step by step in one process.
+
+    python benchmarks/activation_overhead.py --out overhead.json
+
+Only the paired ratios mean something on a shared machine; they are given as median [quartiles].
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="0", GLOG_v="3")
+
+import mindspore as ms
+import numpy as np
+from mindspore import mint, nn, ops
+from mindspore._c_expression import run_backward
+from mindspore.graph.api import _pynative_executor as executor
+
+from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper
+
+BLOCKS = {  # name: (rows, width, blocks, goal for exclusion / own checkpoint)
+    "pure overhead": (16, 16, 60, 1.05),
+    "wide": (16, 512, 60, 1.03),
+    "real saving": (1024, 512, 6, 0.95),
+}
+NATIVE_GOAL = 1.05
+PAIRS = (("exclude", "checkpoint"), ("checkpoint", "native"), ("checkpoint", "plain"), ("exclude", "plain"))
+
+
+class Block(nn.Cell):
+    """x * 1.1 -> silu -> matmul -> silu -> matmul; the first matmul is the region that may be excluded."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        value = (np.eye(width) * 0.5).astype(np.float32)
+        self.w = ms.Parameter(ms.Tensor(value), name="w")
+        self.v = ms.Parameter(ms.Tensor(value), name="v")
+
+    def project(self, x: ms.Tensor) -> ms.Tensor:
+        return mint.matmul(x, self.w)
+
+    def construct(self, x: ms.Tensor) -> ms.Tensor:
+        return mint.matmul(ops.silu(self.project(ops.silu(x * 1.1))), self.v)
+
+
+class Native(nn.Cell):
+    """MindSpore's own non-reentrant recompute, replaying the whole block as ours does."""
+
+    def __init__(self, block: nn.Cell) -> None:
+        super().__init__()
+        self.block = block
+
+    def construct(self, x: ms.Tensor) -> ms.Tensor:
+        return ms.recompute(self.block, x, use_reentrant=False, early_stop=False)
+
+
+def excluded(width: int) -> nn.Cell:
+    block = Block(width)
+    block.project = checkpoint_exclude_wrapper(block.project)
+    return checkpoint_wrapper(block)
+
+
+MODES: dict[str, Callable[[int], nn.Cell]] = {
+    "plain": Block,
+    "native": lambda width: Native(Block(width)),
+    "checkpoint": lambda width: checkpoint_wrapper(Block(width)),
+    "exclude": excluded,
+}
+
+
+def stack(mode: str, width: int, blocks: int) -> tuple[list[nn.Cell], tuple[ms.Parameter, ...]]:
+    cells = [MODES[mode](width) for _ in range(blocks)]
+    return cells, tuple(p for cell in cells for p in cell.trainable_params())
+
+
+def one_step(cells: list[nn.Cell], weights: tuple, x: ms.Tensor) -> float:
+    """Seconds of a forward and a backward to the input and all weights."""
+    executor.sync()
+    began = time.perf_counter()
+    out = x
+    for cell in cells:
+        out = cell(out)
+    run_backward(
+        (out,), (ops.ones_like(out),), False, False, (x, *weights), allow_unreachable=True, accumulate_grad=False
+    )
+    executor.sync()
+    return time.perf_counter() - began
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {"median": middle, "q25": low, "q75": high}
+
+
+def compare(rows: int, width: int, blocks: int, pairs: int, inner: int) -> dict:
+    """Per mode microseconds per block, and the paired ratios."""
+    x = ms.Tensor(np.random.RandomState(0).randn(rows, width).astype(np.float32))
+    x.requires_grad_()
+    stacks = {mode: stack(mode, width, blocks) for mode in MODES}
+    times: dict[str, list[float]] = {mode: [] for mode in MODES}
+    for pair in range(-2, pairs):  # two rounds of warm-up: kernels, and the first forward that is watched
+        order = list(MODES) if pair % 2 else list(reversed(MODES))
+        taken = dict.fromkeys(MODES, 0.0)
+        for _ in range(inner):
+            for mode in order:
+                taken[mode] += one_step(*stacks[mode], x)
+        if pair >= 0:
+            for mode in MODES:
+                times[mode].append(taken[mode] / inner)
+    return {
+        "microseconds per block": {m: quartiles([t / blocks * 1e6 for t in values]) for m, values in times.items()},
+        "ratios": {
+            f"{top} / {bottom}": quartiles([a / b for a, b in zip(times[top], times[bottom], strict=True)])
+            for top, bottom in PAIRS
+        },
+    }
+
+
+def growth(counts: tuple[int, ...], pairs: int) -> dict:
+    """Microseconds of one excluded call by the number of its inputs, and by the number of tensors its body saves."""
+
+    def body_of(saved: int) -> Callable:
+        def body(*inputs: ms.Tensor) -> ms.Tensor:
+            out = inputs[0]
+            for i in range(saved):
+                out = inputs[i % len(inputs)] * out
+            return out
+
+        return body
+
+    results = {}
+    for what in ("inputs", "saved tensors"):
+        for count in counts:
+            inputs, saved = (count, 1) if what == "inputs" else (1, count)
+            results[f"{count} {what}"] = _region_cost(body_of(saved), inputs, pairs)
+    return results
+
+
+def _region_cost(body: Callable, inputs: int, pairs: int) -> dict:
+    def block(call: Callable) -> nn.Cell:
+        return checkpoint_wrapper(lambda x: call(*[x * 1.0 for _ in range(inputs)]))
+
+    modes = {"checkpoint": block(body), "exclude": block(checkpoint_exclude_wrapper(body))}
+    x = ms.Tensor(np.ones((4, 4), np.float32))
+    x.requires_grad_()
+    times: dict[str, list[float]] = {mode: [] for mode in modes}
+    for pair in range(-2, pairs):
+        for mode, cell in modes.items():
+            taken = sum(one_step([cell], (), x) for _ in range(5)) / 5
+            if pair >= 0:
+                times[mode].append(taken * 1e6)
+    return {mode: quartiles(values) for mode, values in times.items()}
+
+
+def verdicts(found: dict) -> dict[str, str]:
+    """Goal by goal: met or not, from the paired medians."""
+    lines = {}
+    for name, (_, _, _, goal) in BLOCKS.items():
+        ratios = found["blocks"][name]["ratios"]
+        for pair, limit in (("exclude / checkpoint", goal), ("checkpoint / native", NATIVE_GOAL)):
+            median = ratios[pair]["median"]
+            lines[f"{name}: {pair}"] = f"{median:.3f} (goal {limit}) {'met' if median <= limit else 'not met'}"
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=30, help="measured pairs per block (at least 30 mean something)")
+    parser.add_argument("--inner", type=int, default=1, help="steps of each mode within one pair")
+    parser.add_argument("--only", choices=tuple(BLOCKS), action="append", help="measure these blocks only")
+    parser.add_argument("--out", help="write the figures to this JSON file")
+    options = parser.parse_args()
+    ms.set_device("CPU")
+    ms.runtime.launch_blocking()
+    ms.set_context(runtime_num_threads=1)
+    executor.set_grad_flag(True)
+    found: dict = {"pairs": options.pairs, "mindspore": ms.__version__, "blocks": {}}
+    for name in options.only or BLOCKS:
+        rows, width, blocks, _ = BLOCKS[name]
+        found["blocks"][name] = compare(rows, width, blocks, options.pairs, options.inner)
+        print(name, json.dumps(found["blocks"][name], indent=1))
+    if not options.only:
+        found["one region"] = compare(16, 16, 1, options.pairs, 20)
+        found["growth"] = growth((1, 8, 32, 64), options.pairs)
+        found["verdicts"] = verdicts(found)
+        print(json.dumps({k: found[k] for k in ("one region", "growth", "verdicts")}, indent=1))
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump(found, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
