@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 TIME_OUT = "communication time-out"
+ENDED = "ended from outside"
 TAIL_LINES = 20
 _READ = 65536  # Bytes from the end of a log that are looked at.
 
@@ -31,8 +32,8 @@ SIGNS: tuple[tuple[str, str], ...] = (
         r"|[Cc]ollective.*timed? ?out|Receive .*timed? out|connect.*timed? ?out",
     ),
 )
-# Lines of MindSpore's own log that explain nothing.
-_CHATTER = ("[INFO]", "[WARNING]", "[DEBUG]")
+# Lines of MindSpore that explain nothing to whoever doesn't work on MindSpore.
+_CHATTER = ("[INFO]", "[WARNING]", "[DEBUG]", "-----", "- C++ Call Stack", "mindspore/ccsrc")
 CONSEQUENCES = (TIME_OUT, "cluster not built")
 
 
@@ -88,14 +89,19 @@ def kind_of(text: str, code: int | None) -> str:
             return kind
     if code == -signal.SIGKILL:
         return "killed (by someone, or by the kernel for lack of host memory: see dmesg)"
+    if code == -signal.SIGTERM:
+        return ENDED
     if code == 2:
         return "config"
     return "crash"
 
 
 def missing_ranks(text: str) -> tuple[int, ...]:
-    """The ranks the scheduler lists as lost: ``Timed out node list is: {3}`` or ``Time out nodes are: ['3']``."""
-    found: set[int] = set()
+    """The ranks the scheduler lists as lost.
+
+    It says ``The node: 3 is timed out``, ``Timed out node list is: {3}`` or ``Time out nodes are: ['3']``.
+    """
+    found = {int(number) for number in re.findall(r"The node: (\d+) is timed out", text)}
     for match in re.finditer(r"Time(?:d)? out node(?: list is|s are)\D{0,4}([^\n}\]]*)", text):
         found.update(int(number) for number in re.findall(r"\d+", match.group(1)))
     return tuple(sorted(found))

@@ -246,7 +246,7 @@ def _master(plan: LaunchPlan, answers: list[Answer]) -> Check:
     loop = [
         f"{a.host} resolves {plan.master_addr} to its own {a.facts['master_address']}"
         for a in answers
-        if far and not unresolved and a.facts["master_address"].startswith("127.")
+        if far and plan.total_nodes > 1 and not unresolved and a.facts["master_address"].startswith("127.")
     ]
     return _only_bad("scheduler's address", unresolved or loop, plan.master_addr, "launch.master_addr")
 

@@ -23,6 +23,7 @@ from hp_memory.launch.failure import Failure, kind_of, missing_ranks, tail
         ("some processes in the cluster are not successfully spawned", 1, "cluster not built"),
         ("Segmentation fault", -signal.SIGSEGV, "crash"),
         ("", 2, "config"),
+        ("", -signal.SIGTERM, "ended from outside"),
         ("ValueError: boom", 1, "crash"),
     ],
 )  # fmt: skip
@@ -36,7 +37,12 @@ def test_kill_without_a_word_hints_at_host_memory():
 
 @pytest.mark.parametrize(
     ("log", "ranks"),
-    [("Timed out node list is: {3}", (3,)), ("Time out nodes are: ['3', '11']", (3, 11)), ("all well", ())],
+    [
+        ("Timed out node list is: {3}", (3,)),
+        ("Time out nodes are: ['3', '11']", (3, 11)),
+        ("The node: 2 is timed out. It may", (2,)),
+        ("all well", ()),
+    ],
 )
 def test_missing_ranks_from_the_schedulers_log(log, ranks):
     assert missing_ranks(log) == ranks
