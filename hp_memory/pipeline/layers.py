@@ -51,18 +51,18 @@ def layers_of_chunks(spec: Any, layers: int, placement: Sequence[int], path: str
     Raises:
         ConfigError: a spec that doesn't give every layer to exactly one chunk, or leaves a chunk empty.
     """
-    if isinstance(spec, str):
-        if spec != "auto":
-            raise ConfigError(path, spec, "not a split", ("auto", "[3, 5]", '["0-2", "3-7"]'))
+    if spec == "auto":
         return _from_counts(_even(layers, len(placement), path), layers, path)
-    spec = list(spec)
-    if all(isinstance(s, str) for s in spec):
+    kinds = {type(s) for s in spec} if isinstance(spec, (list, tuple)) else set()
+    if kinds == {str}:
         return _from_ranks(spec, layers, placement, path)
+    if kinds != {int}:
+        raise ConfigError(path, spec, "not a split", ("auto", "[3, 5]", '["0-2", "3-7"]'))
     if len(spec) != len(placement):
         raise ConfigError(
             path, spec, f"the schedule has {len(placement)} chunks, from input to output: one number each"
         )
-    return _from_counts([int(s) for s in spec], layers, path)
+    return _from_counts(spec, layers, path)
 
 
 def _even(layers: int, chunks: int, path: str) -> list[int]:

@@ -75,3 +75,12 @@ def test_a_message_that_nobody_takes_is_refused():
     schedule = add_messages(generate("gpipe", 2, 1))
     with pytest.raises(ScheduleError, match=r"sent and never received: RF0\.1@0 to rank 1"):
         check_messages(schedule.with_rows([schedule.rows[0][:2], schedule.rows[1][1:2]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "interleave", "buffer"),
+    [("1f1b", 1, 1), ("zb_h1", 1, 1), ("interleaved_1f1b", 2, 2), ("zb_v", 1, 2)],
+)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_how_many_messages_a_channel_must_hold(name, interleave, buffer, ranks):
+    check_messages(add_messages(generate(name, ranks, 16, interleave=interleave)), buffer)

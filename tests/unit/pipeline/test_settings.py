@@ -87,6 +87,9 @@ def test_layers_of_interleaved_and_v():
     ("spec", "why"),
     [
         ("even", "not a split"),
+        (4, "not a split"),
+        ([], "not a split"),
+        ([1, "1-7"], "not a split"),
         ([3, 3], "adds up to 6 layers, the model has 8"),
         ([8, 0], "every chunk needs a layer"),
         ([8], "2 chunks"),
