@@ -76,6 +76,34 @@ def plain_yaml() -> dict:
     return {"runs": json.loads(report.read_text())["runs"], "losses": seen["losses"]}
 
 
+def evaluation() -> dict:
+    """The same run with evaluation passes between the steps; MindFormers counts their tokens in both."""
+    import mindspore as ms
+    from mindformers.pynative.callback import TrainerCallback
+    from mindspore.graph.api import _no_grad
+
+    from hp_memory.mindformers.callback import HPMemoryCallback
+
+    losses: list[list[str]] = [[], []]
+
+    class Evaluate(TrainerCallback):
+        def __init__(self, into: list[str]) -> None:
+            self.into = into
+
+        def on_step_end(self, args: object, state: object, model: object = None, **_: object) -> None:
+            tokens, labels = (ms.Tensor(column[None]) for column in driver.Counting()[3])
+            with _no_grad():
+                out = model[0](input_ids=tokens, labels=labels)
+            self.into.append(float((out if isinstance(out, ms.Tensor) else out[0]).asnumpy().ravel()[0]).hex())
+
+    cfg = driver.config(MODEL)
+    cfg["training"]["steps"] = 2
+    _, plain = driver.train(cfg, [Evaluate(losses[0])])
+    _, planned = driver.train(cfg, [HPMemoryCallback("chain_exclude"), Evaluate(losses[1])])
+    same = {what: plain[what] == planned[what] for what in ("losses", "grads", "params", "tokens")}
+    return same | {"evaluated": losses[0] == losses[1] and len(losses[0]) == 2}
+
+
 def refusals() -> dict:
     from hp_memory.mindformers.callback import HPMemoryCallback
 
@@ -159,5 +187,5 @@ def under_parallelism() -> dict:
 
 if __name__ == "__main__":
     driver.prepare()
-    results = {part.__name__: part() for part in (checkpoints, plain_yaml, refusals, under_parallelism)}
+    results = {part.__name__: part() for part in (checkpoints, plain_yaml, evaluation, refusals, under_parallelism)}
     print("RESULT " + json.dumps(results))

@@ -30,6 +30,10 @@ def test_the_stanza_in_a_plain_yaml_is_enough(results):
     assert found["losses"] == results["checkpoints"]["plain_losses"][:1]
 
 
+def test_evaluation_between_steps_is_not_noticed(results):
+    assert all(results["evaluation"].values()), results["evaluation"]
+
+
 @pytest.mark.parametrize(
     ("case", "parts"),
     [

@@ -59,3 +59,22 @@ def test_without_the_package():
         backend.choose("hyper_parallel", found)
     with pytest.raises(ConfigError, match="did you mean 'native'"):
         backend.choose("natve", found)
+
+
+def test_its_wrappers_get_our_names_and_mindformers_context(monkeypatch, mindspore):
+    fake(monkeypatch, dict.fromkeys(ABILITIES, True))
+    context = object()
+    name = "mindformers.pynative.distributed.activation_checkpoint"
+    rules = ModuleType(name)
+    rules.recompute_context_fn = context
+    for i in range(1, 4):
+        package = ".".join(name.split(".")[:i])
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    monkeypatch.setitem(sys.modules, name, rules)
+    core = sys.modules["hyper_parallel.core.activation_checkpoint"]
+    core.checkpoint_wrapper = lambda cell, context_fn=None: (cell, context_fn)
+    wrappers = backend.wrappers("hyper_parallel")
+    assert wrappers.boundary("block", name="layers.0") == ("block", context)
+    kind, inner = wrappers.saved(lambda: 5, name="layers.0/gmm.up", save_output=None)
+    assert kind == "saved"
+    assert inner() == 5
