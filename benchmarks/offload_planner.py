@@ -49,13 +49,15 @@ def measure(case: str, kernels: int) -> dict[str, float]:
     started = time.perf_counter()
     graph = training_step(kernels)
     built = time.perf_counter()
+    cpu = time.process_time()
     plan = run(HyperOffloadInput(graph, settings_for(case, kernels)))
-    planned = time.perf_counter()
+    planned, cpu = time.perf_counter(), time.process_time() - cpu
     return {
         "case": case,
         "kernels": kernels,
         "build_s": round(built - started, 3),
         "plan_s": round(planned - built, 3),
+        "plan_cpu_s": round(cpu, 3),
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "offloaded": len(plan.offload_infos),
         "operations": len(plan.operations),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -57,9 +58,9 @@ def advise(graph: Graph, settings: OffloadSettings, times_us: np.ndarray, bound_
     base = simulate(baseline(graph, settings), times_us).device.peak
     trials = [evaluate(graph, settings, times_us)]
     grid = list(itertools.chain(peak_grid(settings, base), distance_grid(graph, settings)))
-    coarse = evaluations * 2 // 3
-    step = max(1, len(grid) / coarse)
-    trials += [evaluate(graph, grid[int(k * step)], times_us) for k in range(int(len(grid) / step))]
+    # An even stride would meet the same prefetch and release distances again and again.
+    random.Random(0).shuffle(grid)
+    trials += [evaluate(graph, candidate, times_us) for candidate in grid[: evaluations * 2 // 3]]
     best = pick(trials, base, bound_us)
     while best is not None and len(trials) < evaluations:
         fresh = [s for s in neighbours(best.settings) if all(s != trial.settings for trial in trials)]
