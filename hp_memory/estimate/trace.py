@@ -28,6 +28,7 @@ _KEY = "hp_memory_storage"
 _VIEWS = frozenset(
     {"Reshape", "View", "Transpose", "ExpandDims", "Squeeze", "AsStrided", "FlattenExt", "BroadcastTo", "StopGradient"}
 )
+_SAME_ORDER = frozenset({"Reshape", "View", "StopGradient", "ExpandDims", "Squeeze", "Contiguous"})
 # The wheel broadcasts operands by tiling them; kernels that broadcast by strides make nothing here.
 _BROADCASTS = frozenset({"Tile", "BroadcastTo"})
 
@@ -124,6 +125,8 @@ class Recorder(MsDispatchMode):
             return
         if inputs and self._is_view(name, inputs[0], out):
             self._refer(out, reads[0], name not in _BROADCASTS and out.is_contiguous())
+            if name in _SAME_ORDER:
+                values.follow(inputs[0], out)
         else:
             self.adopt(out, "activation")
 

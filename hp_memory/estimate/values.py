@@ -35,6 +35,12 @@ def known(tensor: Tensor) -> bool:
     return isinstance(tensor._get_user_data(_KEY), np.ndarray)
 
 
+def follow(source: Tensor, alias: Tensor) -> None:
+    """Lets an alias or a reshape of ``source`` be read too."""
+    if known(source) and source.size == alias.size and source.dtype == alias.dtype:
+        put(alias, source._get_user_data(_KEY).reshape(tuple(alias.shape)))
+
+
 @contextmanager
 def remembered(inject: Inject) -> Iterator[None]:
     """While inside, host reads of meta tensors give what was put in, or what ``inject`` says.

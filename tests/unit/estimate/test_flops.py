@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from hp_memory.estimate.flops import flops
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs", "expected"),
+    [
+        ("MatMulExt", [(3, 5), (5, 7)], [(3, 7)], 2 * 3 * 5 * 7),
+        ("MatMulExt", [(3, 5), (7, 5)], [(3, 7)], 2 * 3 * 5 * 7),  # transposed operand
+        ("MatMulExt", [(5, 3), (5, 7)], [(3, 7)], 2 * 3 * 5 * 7),
+        ("MatMulExt", [(4, 2, 5), (5, 7)], [(4, 2, 7)], 2 * 8 * 5 * 7),
+        ("BatchMatMul", [(2, 4, 3, 5), (2, 4, 5, 7)], [(2, 4, 3, 7)], 2 * 8 * 3 * 5 * 7),
+        ("GroupedMatmul", [(10, 4), (3, 4, 6)], [(10, 6)], 2 * 10 * 4 * 6),
+        ("GroupedMatmul", [(4, 10), (10, 6)], [(3, 4, 6)], 2 * 4 * 10 * 6),
+        ("FlashAttentionScore", [(1, 2, 8, 4)] * 3, [(1, 2, 8, 4)], 4 * 2 * 8 * 8 * 4 // 2),
+        ("AddExt", [(3, 5), (3, 5)], [(3, 5)], 0),
+    ],
+)
+def test_products_count_two_per_multiply_add(name, inputs, outputs, expected):
+    assert flops(name, inputs, outputs) == expected
