@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,13 @@ def test_two_tensors_per_border_give_the_bits_of_one_stage(name, ranks, options,
     assert losses == expected[0]
     assert all(np.array_equal(grads[k], expected[1][k]) for k in expected[1])
     assert all(not chunk.in_flight for chunk in chunks)
+
+
+def test_backward_on_a_thread_of_its_own_gives_the_same_bits(expected):
+    with ThreadPoolExecutor(1) as thread:
+        losses, grads, _ = run(schedule_of("zb_h1", 2, prefire=True), backward_thread=thread)
+    assert losses == expected[0]
+    assert all(np.array_equal(grads[k], expected[1][k]) for k in expected[1])
 
 
 def test_as_many_micro_batches_fly_as_the_schedule_says():
