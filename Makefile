@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export GLOG_v ?= 3
 
-.PHONY: demo test test-all test-cluster test-nightly pipeline-matrix test-mindformers-2.1 lint bench setup clean
+.PHONY: demo demo-mindformers test test-all test-cluster test-nightly pipeline-matrix test-mindformers-2.1 lint bench setup clean
 
 setup: .venv/ready
 
@@ -23,6 +23,10 @@ setup: .venv/ready
 
 demo: .venv/ready
 	$(RUN)/python recipes/demo.py
+
+# MindFormers' own Trainer and DeepSeek-V3 at a tiny size, with the callback.
+demo-mindformers: .venv/ready
+	$(RUN)/hp-memory train recipe=tiny_deepseek_v3
 
 test: .venv/ready
 	$(RUN)/python -m pytest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,8 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
 
     from hp_memory.mindformers.callback import HPMemoryCallback
 
-    callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT))
+    offload = None if cfg.offload.auto_offload == "none" else asdict(cfg.offload)
+    callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT), offload=offload)
     corpus = load_corpus(cfg.data)
     trainer = Trainer(config=config, train_dataset=_dataset(cfg, corpus), callbacks=[callback])
     recorder = _Recorder(trainer, Progress(run_dir, environment.rank()))

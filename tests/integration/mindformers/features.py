@@ -169,6 +169,7 @@ def under_parallelism() -> dict:
 
     stanza = {"type": "HPMemoryCallback", "plan": "op_exclude"}
     trainer = trainer_module.Trainer(config=driver.config(MODEL, callbacks=[stanza]), train_dataset=driver.dataset())
+    seen["stage"] = stage_of(trainer.model[0])
     trainer_module.ParallelDims = SimpleNamespace(from_config=lambda *_: dims)
     parallelize.apply_fsdp = fsdp
     mode = trainer.config.recompute.mode
@@ -183,6 +184,21 @@ def under_parallelism() -> dict:
     trainer.config.recompute.mode = "full"
     seen["both"] = error_of(trainer._apply_parallelism, trainer.model[0], trainer.config.parallelism)
     return seen
+
+
+def stage_of(model: object) -> list[int]:
+    """A pipeline stage with the second layer only takes that layer's part of the plan, by its global id."""
+    import mindspore as ms
+
+    from hp_memory.mindformers.callback import HPMemoryCallback
+
+    with ms.DeviceCtx("meta"):
+        part = type(model)(model.config, layer_start=1, layer_end=1, stage_idx=1)
+    config = SimpleNamespace(
+        model=SimpleNamespace(model_type=MODEL), parallelism=SimpleNamespace(expert_parallel=1), recompute=None
+    )
+    receipt = HPMemoryCallback("op_exclude").install(part.model.decoder, None, config)
+    return sorted({wrapped.layer for wrapped in receipt.wrapped})
 
 
 if __name__ == "__main__":

@@ -57,3 +57,7 @@ def test_under_parallelism_the_plan_replaces_apply_ac_before_fsdp(results):
     assert found["mode_kept"]
     assert "the model holds plan" in found["other_plan"]
     assert "wrapped twice" in found["both"]
+
+
+def test_a_pipeline_stage_takes_its_layers_part_of_the_plan(results):
+    assert results["under_parallelism"]["stage"] == [1]
