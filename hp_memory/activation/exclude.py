@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 from hp_memory.activation import elision, frames, native, observing
 from hp_memory.activation.capture import Capture, Finding, Input, parameters_of
 from hp_memory.activation.recipes import unpack
-from hp_memory.activation.trees import Path, map_tensors, resolve, spell
+from hp_memory.activation.trees import Path, is_distributed, map_tensors, resolve, spell
 from hp_memory.errors import ReplayError
 
 
@@ -138,6 +138,11 @@ def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> 
     outputs: list[Tensor] = []
 
     def place(tensor: Tensor) -> _Leaf:
+        if is_distributed(tensor):
+            raise ReplayError(
+                f"excluded region {region.name} returns a distributed tensor, which can't be kept for a replay; "
+                "return its to_local() and make the distributed tensor outside the region"
+            )
         if id(tensor) not in places:
             places[id(tensor)] = _Leaf(len(outputs))
             outputs.append(tensor)
@@ -199,9 +204,10 @@ def _next_record(frame: frames.Frame, region: Region) -> Record:
     records, index = frame.invocation.records, frame.cursor
     if index >= len(records) or records[index].region is not region:
         expected = records[index].region.name if index < len(records) else "none"
+        why = "the wrapper is made anew in each run" if expected == region.name else "control flow changed"
         raise ReplayError(
             f"the replay of {frame.invocation.boundary.name} calls excluded region {region.name} where its forward "
-            f"called {expected} (call {index}): control flow changed between forward and replay"
+            f"called {expected} (call {index}): {why} between forward and replay"
         )
     frame.cursor = index + 1
     return records[index]

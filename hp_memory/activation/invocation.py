@@ -32,6 +32,7 @@ class Invocation(native.RecomputeHandle):
         self.records: list = []  # excluded calls, in order
         self.held_by_session = False
         self.operations: list[str] | None = None  # names of the watched forward's, outside excluded regions
+        self.outputs: list | None = None  # (shape, dtype) of what the forward returned
         self.token = object()
         self.contexts = boundary.context_fn() if boundary.context_fn else None
         self.rng = native.get_rng_state()
@@ -85,6 +86,7 @@ class Invocation(native.RecomputeHandle):
         finally:
             frames.leave(before)
             frame.guarded.clear()  # holds the graph, which holds the hooks, which hold the frame
+        self.outputs = _shapes(out)
         self.forward_completed = True
         return out
 
@@ -159,7 +161,7 @@ class Invocation(native.RecomputeHandle):
         before = frames.enter(frame)
         try:
             with _forward_state(self), native.replay_graph(), hooks, self._retrace():
-                self.boundary.fn(*args, **kwargs)
+                out = self.boundary.fn(*args, **kwargs)
         except _Stop:
             return False
         except Exception as error:
@@ -168,6 +170,11 @@ class Invocation(native.RecomputeHandle):
             raise
         finally:
             frames.leave(before)
+        if self.outputs is not None and _shapes(out) != self.outputs:
+            raise ReplayError(
+                f"the replay of {self.boundary.name} returns {_shapes(out)}, its forward {self.outputs}: "
+                "control flow changed between forward and replay"
+            )
         return True
 
     def _refill(self, frame: frames.Frame) -> Callable:
@@ -209,6 +216,10 @@ class Invocation(native.RecomputeHandle):
                 f"regions, its forward {len(self.slots)} and {len(self.records)}: "
                 "control flow changed between forward and replay"
             )
+
+
+def _shapes(out: Any) -> list:
+    return [(tuple(tensor.shape), str(tensor.dtype)) for _, tensor in call_tensors((out,), {})]
 
 
 def _check_unwritten(guarded: list) -> None:

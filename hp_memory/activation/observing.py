@@ -106,6 +106,8 @@ class Observation:
     def keep(self, tensor: Tensor, region: str, reason: str) -> _Token:
         """Notes that ``tensor`` is held from now on, as long as the returned token lives."""
         token, storage = _Token(), tensor.untyped_storage()
+        if tensor.size and not storage.data_ptr():
+            raise RuntimeError("tensors on the meta device have no storage to observe; the dry run counts those")
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).lower()
         held = Held(region, "MEASURED", shape, dtype, storage.nbytes(), storage.data_ptr(), reason)
         self._entries.append((weakref.ref(token), held))

@@ -10,18 +10,29 @@ from mindspore import Tensor
 Path = tuple[Any, ...]
 """Where a tensor stands in a call: ``(0, i, ...)`` from ``args[i]``, ``(1, name, ...)`` from ``kwargs[name]``."""
 
+LOCAL = "to_local()"
+"""Path step from a distributed tensor to the shard of this rank, which is what operations save."""
+
+
+def is_distributed(value: Any) -> bool:
+    return type(value) is not Tensor and hasattr(value, "to_local")
+
+
+def _leaf(path: Path, value: Tensor) -> tuple[Path, Tensor]:
+    return ((*path, LOCAL), value.to_local()) if is_distributed(value) else (path, value)
+
 
 def call_tensors(args: tuple, kwargs: dict) -> list[tuple[Path, Tensor]]:
     """Every tensor of a call with its path, in order of arguments; the same object may appear twice."""
     found: list[tuple[Path, Tensor]] = []
     for i, value in enumerate(args):
         if isinstance(value, Tensor):
-            found.append(((0, i), value))
+            found.append(_leaf((0, i), value))
         elif isinstance(value, (tuple, list, dict)):
             found.extend(_walk((0, i), value))
     for name, value in kwargs.items():
         if isinstance(value, Tensor):
-            found.append(((1, name), value))
+            found.append(_leaf((1, name), value))
         elif isinstance(value, (tuple, list, dict)):
             found.extend(_walk((1, name), value))
     return found
@@ -29,7 +40,7 @@ def call_tensors(args: tuple, kwargs: dict) -> list[tuple[Path, Tensor]]:
 
 def _walk(path: Path, value: Any) -> Iterator[tuple[Path, Tensor]]:
     if isinstance(value, Tensor):
-        yield path, value
+        yield _leaf(path, value)
     elif isinstance(value, (tuple, list)):
         for i, item in enumerate(value):
             yield from _walk((*path, i), item)
@@ -42,14 +53,14 @@ def resolve(path: Path, args: tuple, kwargs: dict) -> Any:
     """What stands at ``path`` in another call of the same shape. Raises LookupError or TypeError where nothing does."""
     value: Any = kwargs if path[0] else args
     for step in path[1:]:
-        value = value[step]
+        value = value.to_local() if step is LOCAL else value[step]
     return value
 
 
 def spell(path: Path) -> str:
     """``args[1]['mask'][0]``, for error messages."""
     root = "kwargs" if path[0] else "args"
-    return root + "".join(f"[{step!r}]" for step in path[1:])
+    return root + "".join(f".{step}" if step is LOCAL else f"[{step!r}]" for step in path[1:])
 
 
 def map_tensors(tree: Any, fn: Callable[[Any], Any], kinds: Any = Tensor) -> Any:

@@ -288,6 +288,29 @@ class TestParameters:
         assert steps.same(steps.run(block(mint.matmul), tensor(3, 4), weights=[weight]), got)
         assert not [h for h in observation.held if h.region == "gmm" and h.shape == (4, 4)]
 
+    def test_distributed_tensors_are_followed_to_their_shard(self, steps, tensor):
+        class Sharded(ms.Tensor):
+            def to_local(self):
+                return self.shard
+
+        def sharded(local):
+            made = Sharded(np.zeros(1, np.float32))
+            made.shard = local
+            return made
+
+        region = checkpoint_exclude_wrapper(lambda x: x.to_local() * x.to_local(), name="r")
+
+        def block(call):
+            return lambda x: ops.tanh(call(sharded(ops.tanh(x))))
+
+        with observe() as observation:
+            got = steps.run(checkpoint_wrapper(block(region)), tensor(3, 4))
+        assert steps.same(steps.run(block(lambda x: x.to_local() * x.to_local()), tensor(3, 4)), got)
+        assert [h.reason for h in observation.held if h.region == "r"] == ["output kept for replay"]
+        gives = checkpoint_exclude_wrapper(sharded, name="gives")
+        with pytest.raises(ReplayError, match="gives returns a distributed tensor"):
+            ms.grad(lambda x: checkpoint(gives, x).to_local().sum())(tensor(3, 4))
+
     def test_gathered_weight_is_not_held_and_is_found_again(self, steps, tensor):
         """A sharded parameter holds the gathered values during forward and backward only."""
         experts = self.cell(tensor, lambda cell, x: mint.matmul(x, cell.w))
@@ -337,6 +360,13 @@ class TestRefusals:
         outer = checkpoint_wrapper(lambda x: inner(x), name="outer")
         with pytest.raises(ReplayError, match="checkpoint inner is called inside checkpoint outer"):
             ms.grad(lambda x: outer(x).sum())(tensor(3, 4))
+
+    def test_a_wrapper_made_in_each_run_is_named(self, tensor):
+        def block(x):
+            return ops.tanh(checkpoint_exclude_wrapper(lambda y: y * y, name="fresh")(ops.tanh(x)))
+
+        with pytest.raises(ReplayError, match=r"region fresh .* the wrapper is made anew in each run"):
+            ms.grad(lambda x: checkpoint(block, x).sum())(tensor(3, 4))
 
     def test_not_a_callable(self):
         with pytest.raises(TypeError, match="expected a Cell or a callable, got int"):
@@ -411,6 +441,15 @@ def test_integer_outputs_need_no_gradient(steps, tensor):
 
     want = steps.run(block(route), tensor(3, 4))
     assert steps.same(want, steps.run(checkpoint_wrapper(block(region)), tensor(3, 4)))
+
+
+def test_observing_the_meta_device_is_refused_instead_of_reporting_nothing():
+    square = checkpoint_exclude_wrapper(lambda y: y * y)
+    run = checkpoint_wrapper(lambda x: ops.tanh(square(ops.tanh(x))))
+    with ms.DeviceCtx("meta"):
+        assert ms.grad(lambda x: run(x).sum())(mint.ones((3, 4))).shape == (3, 4)
+        with pytest.raises(RuntimeError, match="no storage to observe"), observe():
+            ms.grad(lambda x: run(x).sum())(mint.ones((3, 4)))
 
 
 def test_zero_rows(steps):

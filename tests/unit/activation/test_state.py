@@ -193,6 +193,7 @@ CHANGES = {
     "another operation": lambda again, a, b, x: ops.silu(a(x)) if again else ops.tanh(a(x)),
     "an operation more": lambda again, a, b, x: ops.tanh(ops.tanh(a(x))) if again else ops.tanh(a(x)),
     "an operation less": lambda again, a, b, x: ops.tanh(a(x)) if again else ops.tanh(ops.tanh(a(x))),
+    "another shape outside regions": lambda again, a, b, x: ops.silu(x[:2] if again else x),
     "another shape": lambda again, a, b, x: a(x[:2] if again else x),
 }
 
