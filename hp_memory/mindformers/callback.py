@@ -72,7 +72,7 @@ class HPMemoryCallback(TrainerCallback):
         """
         self.plan = self._plan_for(decoder, config)
         receipt = install(decoder, self.plan, blocks_of(decoder, mtp), backends.wrappers(self.backend))
-        logger.warning(f"hp_memory: {receipt.in_words()}")
+        logger.info(f"hp_memory: {receipt.in_words()}")
         return receipt
 
     def refuse_conflicts(self, config: Any) -> None:
@@ -104,7 +104,7 @@ class HPMemoryCallback(TrainerCallback):
             self.receipts.append(receipt)
             self._parts.append(gpt.decoder)
         agreement.same_plan(self.plan.hash())
-        logger.warning(f"hp_memory: {self.plan.in_words()}")
+        logger.info(f"hp_memory: {self.plan.in_words()}")
 
     def on_step_begin(self, args: Any, state: Any, **_: Any) -> None:
         """Watches the first step of this run."""
@@ -126,7 +126,9 @@ class HPMemoryCallback(TrainerCallback):
             )
 
     def on_train_end(self, args: Any, state: Any, **_: Any) -> None:
-        """Writes the report of this run."""
+        """Says what was held, and writes the report of this run."""
+        held = verify.memory(self._observation).get("total_bytes", 0)
+        logger.info(f"hp_memory: autograd held {held:,} bytes after the first forward (MEASURED)")
         if self.report:
             Path(self.report).parent.mkdir(parents=True, exist_ok=True)
             Path(self.report).write_text(json.dumps(self.to_dict(), indent=2))
