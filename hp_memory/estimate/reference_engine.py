@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Tensor, mint
 from mindspore.common._grad_function import _Function
 
+from hp_memory.cpu import attention as cpu_attention
 from hp_memory.cpu import collectives as cpu_collectives
 from hp_memory.cpu import kernels as cpu_kernels
 from hp_memory.errors import ConfigError
@@ -93,6 +94,9 @@ def on_meta(chosen: np.ndarray) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.callback(lambda: _restore(before))
+        # Masks are made once per shape and kept: those of the CPU can't be used here, nor these there.
+        cpu_attention._future.cache_clear()
+        stack.callback(cpu_attention._future.cache_clear)
         stack.enter_context(values.remembered(inject))
         stack.enter_context(ms.DeviceCtx("meta"))
         yield
