@@ -122,7 +122,7 @@ class OffloadCommandSettings:
     """Parameters that live on the host, as shell patterns such as ``layers.*.weight``."""
     exposed_us: float = 0.0
     """``advise``: transfer time that compute may wait for, in microseconds per step."""
-    evaluations: int = 300
+    evaluations: int = 600
     """``advise``: how many settings to try at most."""
 
     def validate(self, action: str) -> None:
