@@ -219,7 +219,7 @@ class Invocation(native.RecomputeHandle):
 
 
 def _shapes(out: Any) -> list:
-    return [(tuple(tensor.shape), str(tensor.dtype)) for _, tensor in call_tensors((out,), {})]
+    return [(tensor.shape, tensor.dtype) for _, tensor in call_tensors((out,), {})]
 
 
 def _check_unwritten(guarded: list) -> None:
