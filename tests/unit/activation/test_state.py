@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mindspore import mint, nn, ops
 from mindspore._c_expression import run_backward
+from mindspore.common._grad_function import _Function
 from mindspore.common.generator import default_generator, get_rng_state
 from mindspore.common.recompute import _clear_recompute_session, _recompute_handle_collector_ctx, _recompute_session_ctx
 from mindspore.graph.api import _pynative_executor as executor
@@ -396,6 +397,25 @@ class TestExceptions:
         del out
         assert not living
 
+    def test_in_the_backward_of_an_operation(self, leaf, living):
+        class Fails(_Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x * 1.0
+
+            @staticmethod
+            def backward(ctx, grad):
+                assert ctx.saved_tensors
+                raise ValueError("boom")
+
+        region, x = checkpoint_exclude_wrapper(Fails.apply), leaf()
+        box = [checkpoint(lambda x: ops.tanh(region(ops.tanh(x))), x)]
+        with pytest.raises(ValueError, match="boom"):
+            backward(box[0], (x,))
+        box.clear()
+        assert not living
+
     def test_backward_skipped(self, leaf, living):
         region = checkpoint_exclude_wrapper(lambda x: x * x)
         out = checkpoint(lambda x: ops.tanh(region(ops.tanh(x))), leaf())
@@ -429,6 +449,37 @@ class TestThreads:
             box = [forward()]
             (got,) = self.on_a_thread(lambda: backward(box.pop(), (x,)))
         assert np.allclose(got.asnumpy(), want.asnumpy())
+        assert not living
+
+    def test_two_models_with_one_input_at_the_same_time(self, leaf, living):
+        """Both bodies are inside their regions at once, with one tensor as input."""
+        inside, x = threading.Barrier(2), leaf()
+
+        def body(scale):
+            def run(y):
+                inside.wait(20)
+                out = y * y * scale
+                inside.wait(20)
+                return out
+
+            return run
+
+        def forward(region, box):
+            executor.set_grad_flag(True)
+            box.append(checkpoint(lambda y: ops.tanh(region(y)), x))
+
+        boxes, threads = ([], []), []
+        for scale, box in zip((1.0, 2.0), boxes, strict=True):
+            region = checkpoint_exclude_wrapper(body(scale), name=f"times {scale}")
+            threads.append(threading.Thread(target=forward, args=(region, box)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        inside.abort()
+        for scale, box in zip((1.0, 2.0), boxes, strict=True):
+            (want,) = backward(ops.tanh(x * x * scale), (x,))
+            (got,) = backward(box.pop(), (x,))
+            assert got.asnumpy().tobytes() == want.asnumpy().tobytes()
         assert not living
 
     def test_another_thread_is_not_in_this_threads_frame(self, leaf):

@@ -126,6 +126,17 @@ class TestCells:
         assert np.array_equal(want[1][0].asnumpy(), got[1][0].asnumpy())
 
 
+def test_wrappers_stack(steps, tensor):
+    layer = Layer(1)
+    stacked = checkpoint_wrapper(checkpoint_exclude_wrapper(region(layer, name="inner")), name="outer")
+    want = steps.run(layer, tensor(3, 4), weights=layer.trainable_params())
+    with observe() as observation:
+        got = steps.run(stacked, tensor(3, 4), weights=layer.trainable_params())
+    assert steps.same(want, got)
+    assert isinstance(stacked, Layer)
+    assert observation.runs["inner"].body == 1
+
+
 @each_wrapper
 class TestCallables:
     def test_bound_method_as_an_instance_attribute(self, wrap, steps, tensor):
