@@ -77,4 +77,8 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        # The command that was running has ended its workers by itself.
+        sys.exit(130)
