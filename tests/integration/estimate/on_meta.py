@@ -1,0 +1,154 @@
+"""MindFormers' own DeepSeek-V3 at full size on the meta device: counts, checks, times; prints them as JSON."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hp_memory.errors import ConfigError
+from hp_memory.hydra_app import compose, to_object
+from hp_memory.layout import build_plan
+
+GIB = 2**30
+LAYOUTS = ("none", "full", "op_exclude", "region_exclude", "chain_exclude")
+
+
+def config(command: str, *overrides: str) -> Any:
+    return to_object(compose(command, list(overrides)))
+
+
+def layout(name: str) -> Any:
+    return config("layout_only", f"layout={name}").layout
+
+
+def full_size() -> dict[str, Any]:
+    from hp_memory.estimate.estimate import estimate
+    from hp_memory.estimate.model import check, trace
+    from hp_memory.estimate.request import pipeline_of, workload
+
+    cfg = config("dryrun", "recipe=deepseek_v3_671b")
+    work = workload(cfg, cfg.estimate)
+    begun = time.perf_counter()
+    traced = trace(work)
+    seconds = {"trace": time.perf_counter() - begun}
+    peaks, checks, replans = {}, {}, []
+    for name in LAYOUTS:
+        plan = build_plan(layout(name), work.fingerprint())
+        begun = time.perf_counter()
+        found = estimate(work, plan, pipeline_of(cfg), cfg.estimate)
+        replans.append(time.perf_counter() - begun)
+        peaks[name] = {"peak": found.worst.peak / GIB, "replayed": found.replayed_share, "when": found.worst.when()}
+        checks[name] = {c.kind: c.agrees for c in check(work, plan)}
+    return {
+        "parameters": traced.total_parameters,
+        "operations": {kind: len(layer.ops) for kind, layer in traced.layers.items()},
+        "flops": {kind: layer.flops("forward") for kind, layer in traced.layers.items()},
+        "seconds": seconds | {"replan": sorted(replans)},
+        "resident_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peaks": peaks,
+        "checks": checks,
+    }
+
+
+def local_shapes() -> dict[str, Any]:
+    """Bytes that one MoE layer holds without a plan, under other sizes of one rank."""
+    from hp_memory.estimate.held import held_by
+    from hp_memory.estimate.model import trace
+    from hp_memory.estimate.request import workload
+
+    cfg = config("dryrun", "recipe=deepseek_v3_671b")
+    base = workload(cfg, cfg.estimate)
+    cases = {
+        "base": base,
+        "half the sequences": replace(base, sequences=1),
+        "imbalance": replace(base, imbalance=2.0),
+        "tensor": replace(base, parallel=replace(base.parallel, data=32, fsdp=32, tensor=2)),
+        "fewer experts' ranks": replace(base, parallel=replace(base.parallel, expert=32)),
+    }
+    found = {}
+    for name, work in cases.items():
+        layer = trace(work).layers["moe"]
+        regions: dict[str, int] = {}
+        for entry in held_by(layer, ()):
+            regions[entry.region] = regions.get(entry.region, 0) + layer.storages[entry.storage].nbytes
+        experts = sum(p.size for p in layer.parameters if p.expert)
+        found[name] = {"held": sum(regions.values()), "regions": regions, "expert_parameters": experts}
+    return found
+
+
+def commands(folder: Path) -> dict[str, Any]:
+    """``dryrun``, ``dryrun yaml=``, ``compare-run`` and ``search`` on a tiny model, as their commands run them."""
+    from hp_memory.commands import dryrun, search
+    from hp_memory.commands.export import render
+
+    tiny = ("recipe=tiny_deepseek_v3", "estimate=ascend_32g")
+    codes = {"dryrun": dryrun.run(config("dryrun", *tiny, f"run_dir={folder / 'a'}"))}
+    report = json.loads((folder / "a" / "report.json").read_text())
+    exported = render(config("export", "recipe=tiny_deepseek_v3", "layout=full", "to=mindformers-2.0"))
+    (folder / "exported.yaml").write_text(exported)
+    overrides = [f"yaml={folder / 'exported.yaml'}", "estimate=ascend_32g", f"run_dir={folder / 'b'}"]
+    codes["yaml"] = dryrun.run(config("dryrun", *overrides))
+    from_yaml = json.loads((folder / "b" / "report.json").read_text())
+    measured = {"ranks": [{"pipeline_rank": 0, "allocated": 10**9, "reserved": 11 * 10**8}]}
+    (folder / "run.json").write_text(json.dumps(measured))
+    overrides = [*tiny, f"report={folder / 'run.json'}", f"run_dir={folder / 'c'}"]
+    codes["compare-run"] = dryrun.run(config("dryrun", *overrides), "compare-run")
+    stage = report["stages"][0]
+    peaks = stage["peak"]
+    overrides = [*tiny, f"budget={peaks + 10**6}B", "search.curve=2", f"run_dir={folder / 'd'}"]
+    codes["search"] = search.run(config("search", *overrides))
+    plan = yaml.safe_load((folder / "d" / "layout.yaml").read_text())
+    codes["nothing fits"] = search.run(config("search", *tiny, "budget=1MiB", f"run_dir={folder / 'e'}"))
+    return {"codes": codes, "stage": stage, "yaml_stage": from_yaml["stages"][0], "plan": plan, "files": sorted(
+        p.name for p in (folder / "d").iterdir()
+    ), "search": json.loads((folder / "d" / "search.json").read_text())}  # fmt: skip
+
+
+def refusals(folder: Path) -> dict[str, str]:
+    """What isn't modelled, and the words it is refused with."""
+    from hp_memory.estimate import yaml_input
+    from hp_memory.estimate.request import workload
+
+    found = {}
+    cases = {
+        "parallel.context": ["parallel.context=2"],
+        "pipeline.overlap_b_f": ["pipeline.overlap_b_f=true"],
+        "estimate.imbalance": ["estimate.imbalance=0.5"],
+        "engine": ["engine=reference"],
+    }
+    for name, overrides in cases.items():
+        cfg = config("dryrun", "recipe=deepseek_v3_671b", *overrides)
+        found[name] = _refusal(lambda cfg=cfg: workload(cfg, cfg.estimate))
+    plain = yaml.safe_load((folder / "exported.yaml").read_text())
+    changes = {
+        "swap.enable": {"swap": {"enable": True}},
+        "model.fancy_norm": {"model": plain["model"] | {"fancy_norm": 1}},
+        "model.hidden_act": {"model": plain["model"] | {"hidden_act": "fusedswiglu"}},
+        "recompute.select_module": {"recompute": {"mode": "select", "select_module": {"mlp.nothing": ["0"]}}},
+    }
+    for name, change in changes.items():
+        (folder / "changed.yaml").write_text(yaml.safe_dump(plain | change))
+        cfg = config("dryrun", f"yaml={folder / 'changed.yaml'}")
+        found[name] = _refusal(lambda cfg=cfg: yaml_input.applied(cfg))
+    return found
+
+
+def _refusal(call: Any) -> str:
+    try:
+        call()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    result = {"full": full_size(), "shapes": local_shapes(), "commands": commands(where), "refusals": refusals(where)}
+    print("RESULT " + json.dumps(result))
