@@ -3,6 +3,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && { echo $$p; break; }; done)
 UV := .uv/bin/uv
 RUN := .venv/bin
+# pytest's options without the folders that `make test` leaves to targets of their own.
+ALL := --import-mode=importlib --strict-markers -ra
 # MindSpore's threads spin against each other on few cores.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -32,7 +34,7 @@ test: .venv/ready
 	$(RUN)/python -m pytest
 
 test-cluster: .venv/ready
-	$(RUN)/python -m pytest --override-ini addopts='--import-mode=importlib -ra' tests/cluster
+	$(RUN)/python -m pytest --override-ini addopts='$(ALL)' tests/cluster
 
 # Builds an environment of its own below a temporary folder.
 test-mindformers-2.1: .venv/ready
@@ -40,6 +42,19 @@ test-mindformers-2.1: .venv/ready
 
 test-nightly: .venv/ready
 	HYPOTHESIS_PROFILE=nightly $(RUN)/python -m pytest tests/unit
+
+pipeline-matrix: .venv/ready
+	$(RUN)/hp-memory pipeline recipe=pp_regression/full
+
+test-mindformers-2.1: .venv/ready
+	$(RUN)/python -m pytest --override-ini addopts='$(ALL)' tests/mindformers_2_1
+
+# Ratios measured side by side, as JSON in runs/bench.
+bench: .venv/ready
+	mkdir -p runs/bench
+	set -e; for name in activation_overhead activation_memory layouts offload_planner pipeline_split \
+		mindformers_callback dryrun; do \
+		$(RUN)/python benchmarks/$$name.py --out runs/bench/$$name.json; done
 
 lint: .venv/ready
 	$(RUN)/ruff check .

@@ -1,6 +1,6 @@
 """Memory and time of the shipped layouts, side by side in one job: ratios to `none` and to `full`, as JSON.
 
-    make bench-layouts        # or: python benchmarks/layouts.py --steps 30 --out layouts.json
+    python benchmarks/layouts.py --steps 30 --out layouts.json
 
 Layouts take turns step by step, so the ratios are of paired steps; absolute times say little about another machine.
 """
