@@ -61,6 +61,24 @@ def family(model: ModelSettings, path: str = "model.family") -> Family:
     return FAMILIES[model.family]
 
 
+# What all families have in common and no recipe changes.
+_FIXED: dict[str, Any] = {
+    "position_embedding_type": "rope",
+    "hidden_act": "silu",
+    "gated_linear_unit": True,
+    "add_bias_linear": False,
+    "use_flash_attention": True,
+    "qk_layernorm": True,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "layernorm_compute_dtype": "float32",
+    "softmax_compute_dtype": "float32",
+    "rotary_dtype": "float32",
+    "router_dense_type": "float32",
+    "pad_token_id": 0,
+}
+
+
 def model_section(model: ModelSettings, dtype: str = "bfloat16") -> dict[str, Any]:
     """MindFormers' ``model:`` section for the PyNative Trainer.
 
@@ -81,27 +99,17 @@ def model_section(model: ModelSettings, dtype: str = "bfloat16") -> dict[str, An
         "max_position_embeddings": model.seq_length,
         "rms_norm_eps": model.norm_eps,
         "initializer_range": model.init_std,
-        "position_embedding_type": "rope",
         "rope_theta": model.rope_theta,
-        "hidden_act": "silu",
-        "gated_linear_unit": True,
-        "add_bias_linear": False,
-        "use_flash_attention": True,
-        "qk_layernorm": True,
-        "attention_dropout": 0.0,
-        "hidden_dropout": 0.0,
         "params_dtype": dtype,
         "compute_dtype": dtype,
-        "layernorm_compute_dtype": "float32",
-        "softmax_compute_dtype": "float32",
-        "rotary_dtype": "float32",
-        "router_dense_type": "float32",
-        "pad_token_id": 0,
+        **_FIXED,
     }
     if model.family == "deepseek_v3":
         return section | _latent_attention(model) | _deepseek_experts(model)
     section |= {"head_dim": model.head_dim, "intermediate_size": model.ffn_size or 4 * model.hidden_size}
-    return section if model.family == "qwen3" else section | _qwen_experts(model)
+    if model.family == "qwen3":
+        return section
+    return section | (_qwen_experts(model) if model.family == "qwen3_moe" else _deepseek_experts(model))
 
 
 def _latent_attention(model: ModelSettings) -> dict[str, Any]:

@@ -53,6 +53,8 @@ MODELS = {
         "expert_ffn_size": 0,
     },
 }
+MODELS["qwen3_moe_fused"] = MODELS["qwen3_moe"]
+SECTION = {"qwen3_moe_fused": {"hidden_act": "fusedswiglu"}}
 MODELS["deepseek_v3_mtp"] = MODELS["deepseek_v3"] | {"mtp_layers": 1}
 
 
@@ -73,7 +75,7 @@ def config(name: str, **sections: object) -> dict:
 
     settings = ModelSettings(**(COMMON | MODELS[name]))
     settings.validate()
-    section = model_section(settings, "float32") | sections.pop("model", {})
+    section = model_section(settings, "float32") | SECTION.get(name, {})
     return {
         "checkpoint": {"enable_save": False},
         "training": {"steps": STEPS.get(name, 1), "local_batch_size": 1, "global_batch_size": 2, "seed": 7},
@@ -160,6 +162,7 @@ BY_LAYER = {
 CASES: dict[str, tuple] = {
     "deepseek_v3": NAMED,
     "qwen3_moe": ("full", "region_exclude", ATTENTION),
+    "qwen3_moe_fused": ("op_exclude",),
     "qwen3": ("full", ATTENTION),
     "deepseek_v3_mtp": ("chain_exclude", BY_LAYER),
 }

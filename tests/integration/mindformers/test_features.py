@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+# One script does all the work, in the first test's time.
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def results(script):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+# One script does all the work, in the first test's time.
+pytestmark = pytest.mark.timeout(600)
+
 NAMES = [
     *(("deepseek_v3", plan) for plan in ("none", "full", "op_exclude", "region_exclude", "chain_exclude")),
     *(("qwen3_moe", plan) for plan in ("full", "region_exclude", "attention_only")),
+    ("qwen3_moe_fused", "op_exclude"),
     *(("qwen3", plan) for plan in ("full", "attention_only")),
     *(("deepseek_v3_mtp", plan) for plan in ("chain_exclude", "by_layer")),
 ]

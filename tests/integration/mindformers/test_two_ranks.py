@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+# One script does all the work, in the first test's time.
+pytestmark = pytest.mark.timeout(600)
+
 HERE = Path(__file__).parent
 
 
