@@ -67,8 +67,8 @@ class Invocation(native.RecomputeHandle):
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def forward(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
-        """Runs ``fn`` once, keeping slots in place of what it saves outside excluded regions."""
+    def forward(self, args: tuple, kwargs: dict) -> Any:
+        """Runs the call, keeping slots in place of what it saves outside excluded regions."""
         frame = frames.Frame(self, replaying=False)
         slots = self.slots
 
@@ -80,7 +80,7 @@ class Invocation(native.RecomputeHandle):
         before = frames.enter(frame)
         try:
             with native.hooks(pack, unpack), self._watch(frame), _first(self.contexts):
-                out = fn(*args, **kwargs)
+                out = self.boundary.fn(*args, **kwargs)
             elision.settle(frame)
             _check_unwritten(frame.guarded)
         finally:

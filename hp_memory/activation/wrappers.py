@@ -43,7 +43,7 @@ class Boundary:
                 f"checkpoint {self.name} is called inside checkpoint {frame.invocation.boundary.name}: "
                 "keep one boundary per block and remove the inner one"
             )
-        return Invocation(self, args, kwargs).forward(self.fn, args, kwargs)
+        return Invocation(self, args, kwargs).forward(args, kwargs)
 
 
 class _Named:

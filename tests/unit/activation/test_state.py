@@ -355,6 +355,28 @@ class TestWrites:
         assert weight._version == version
         assert np.isfinite(backward(out, (x,))[0].asnumpy()).all()
 
+    def test_write_through_a_detached_alias_is_not_seen(self, leaf):
+        """A limit: an alias made by ``.data`` counts its own versions."""
+        region = checkpoint_exclude_wrapper(lambda x: x * x, name="r")
+
+        def block(x):
+            y = ops.tanh(x)
+            z = region(y)
+            version = y._version
+            y.data.copy_(y * 1.0)
+            assert y._version == version
+            return ops.tanh(z)
+
+        x = leaf()
+        assert np.isfinite(backward(checkpoint(block, x), (x,))[0].asnumpy()).all()
+
+    def test_write_to_an_output_after_the_block_is_not_seen(self, leaf):
+        """A limit: what a replay hands out is looked at until the end of the forward."""
+        region, x = checkpoint_exclude_wrapper(lambda x: x * x, name="r"), leaf()
+        out, y = checkpoint(lambda x: (lambda y: (ops.tanh(y), y))(region(ops.tanh(x))), x)
+        y.copy_(y * 1.0)
+        assert np.isfinite(backward(out, (x,))[0].asnumpy()).all()
+
 
 @pytest.mark.usefixtures("recording")
 class TestExceptions:
