@@ -44,7 +44,8 @@ test-nightly: .venv/ready
 	HYPOTHESIS_PROFILE=nightly $(RUN)/python -m pytest tests/unit
 
 pipeline-matrix: .venv/ready
-	$(RUN)/hp-memory pipeline recipe=pp_regression/full
+	@failed=0; for recipe in full interleaved sessions deep uneven workers_2 workers_4 workers_4_stages; do \
+		$(RUN)/hp-memory pipeline recipe=pp_regression/$$recipe || failed=1; done; exit $$failed
 
 test-mindformers-2.1: .venv/ready
 	$(RUN)/python -m pytest --override-ini addopts='$(ALL)' tests/mindformers_2_1
