@@ -14,6 +14,7 @@ import psutil
 from hp_memory.config import HPConfig
 from hp_memory.launch import ascend
 from hp_memory.launch.environment import inherited_job
+from hp_memory.offload.apply import capability
 from hp_memory.report.environment import version
 from hp_memory.report.table import Table, console
 
@@ -85,4 +86,9 @@ def _mindformers() -> list[Finding]:
     return [("MindFormers", found, so), ("HyperParallel", capabilities.in_words().partition(": ")[2], "")]
 
 
-LOOKS = (_machine, _devices, _mindspore, _msrun, _mindformers)
+def _hyper_offload() -> list[Finding]:
+    can, why = capability()
+    return [("HyperOffload", "can run" if can else "can't run here", why)]
+
+
+LOOKS = (_machine, _devices, _mindspore, _msrun, _mindformers, _hyper_offload)
