@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -12,7 +13,9 @@ from omegaconf import OmegaConf
 from hp_memory.config import HPConfig, validate
 from hp_memory.errors import ConfigError
 from hp_memory.launch.job import launch
+from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
+from hp_memory.mindformers import hyper_offload
 from hp_memory.models.settings import REFERENCE
 from hp_memory.paths import make_run_dir
 from hp_memory.pipeline.settings import check_plan, with_stage_layouts
@@ -85,6 +88,11 @@ def prepare_run_dir(cfg: HPConfig, plan: ActivationPlan) -> Path:
     return run_dir
 
 
+def launch_settings(cfg: HPConfig) -> LaunchSettings:
+    """The launch, with what MindSpore reads of HyperOffload in every worker's environment: it is read once, early."""
+    return replace(cfg.launch, env=hyper_offload.environment(cfg.offload) | cfg.launch.env)
+
+
 def launch_workers(cfg: HPConfig, module: str, run_dir: Path) -> int:
     """Starts ``python -m module --run-dir DIR`` on every rank and watches it to its end; returns the exit code."""
 
@@ -95,4 +103,4 @@ def launch_workers(cfg: HPConfig, module: str, run_dir: Path) -> int:
         return ("python", "-m", module, "--run-dir", str(run_dir))
 
     sizes = {name: getattr(cfg.parallel, name) for name in ("data", "tensor", "context", "pipeline")}
-    return launch(cfg.launch, task_for, run_dir, os.environ, sizes)
+    return launch(launch_settings(cfg), task_for, run_dir, os.environ, sizes)
