@@ -67,7 +67,7 @@ class Executor:
 
     def _refused(self, case: Case) -> Result:
         """The config refuses it; run all the same, the session refuses it too, and leaves nothing behind."""
-        result = Result(case.name, refused=True, checks=("refused by config", "refused by session", "nothing alive"))
+        result = Result(case.name, refused=True, checks=("refused by config", "nothing alive"))
         try:
             case.settings.validate()
             result.failures["refused by config"] = "the settings were accepted"
@@ -76,6 +76,7 @@ class Executor:
         built = self._build(case, observed=False)
         watched = _watch(built.chunks)
         if self.rank is None:  # between workers a step that fails would leave messages for the next case to trip on
+            result.checks += ("refused by session",)
             self._must_fail(case, built, result)
         del built
         with suppress(SessionError):  # micro-batches whose turn never came

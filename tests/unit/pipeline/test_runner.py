@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hp_memory.errors import ScheduleError, SessionError
 from hp_memory.pipeline.generate import generate
@@ -96,6 +98,21 @@ def test_two_tensors_per_border_give_the_bits_of_one_stage(name, ranks, options,
     assert losses == expected[0]
     assert all(np.array_equal(grads[k], expected[1][k]) for k in expected[1])
     assert all(not chunk.in_flight for chunk in chunks)
+
+
+@settings(max_examples=settings().max_examples // 16)
+@given(st.data())
+def test_any_schedule_and_session_rule_gives_the_bits_of_one_stage(expected, data):
+    name = data.draw(st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v"]))
+    split = name.startswith("zb") or data.draw(st.booleans())
+    prefire = data.draw(st.booleans())
+    rule = data.draw(st.sampled_from(["share", "keep"] + ["release"] * (not split) + ["none"] * (not prefire)))
+    ranks = 2 if name in ("interleaved_1f1b", "zb_v") else data.draw(st.sampled_from([1, 2, 4]))
+    interleave = 2 if name == "interleaved_1f1b" else 1
+    schedule = schedule_of(name, ranks, interleave=interleave, split=split, prefire=prefire)
+    losses, grads, _ = run(schedule, rule)
+    assert losses == expected[0]
+    assert all(np.array_equal(grads[k], expected[1][k]) for k in expected[1])
 
 
 def test_backward_on_a_thread_of_its_own_gives_the_same_bits(expected):

@@ -102,7 +102,7 @@ def test_equal_to_the_whole_backward(name):
     compare(graph, inputs, graphs.weights, graphs.tensor)
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 5)
 @given(st.lists(st.tuples(st.sampled_from("wtsab"), st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=9))
 def test_random_graphs(program):
     """w: times a weight, t: times its transpose, s: silu, a: plus an earlier value, b: times an earlier value."""
