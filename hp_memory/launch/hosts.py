@@ -22,10 +22,10 @@ class Host:
 
 
 def parse_host(line: str, path: str) -> Host:
-    """``host`` or ``host slots=8``."""
-    name, *rest = line.split()
+    """``host``, ``host slots=8``, or ``host:8``, which needs no quotes on a command line."""
+    name, *rest = line.replace(":", " slots=", 1).split()
     if len(rest) > 1 or (rest and not rest[0].startswith("slots=")):
-        raise ConfigError(path, line, "a node is written `host` or `host slots=8`")
+        raise ConfigError(path, line, "a node is written `host`, `host slots=8` or `host:8`")
     slots = rest[0].removeprefix("slots=") if rest else "0"
     if not slots.isdigit() or (rest and slots == "0"):
         raise ConfigError(path, line, "slots must be a whole number above 0")

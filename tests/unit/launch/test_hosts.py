@@ -9,7 +9,7 @@ from hp_memory.launch.settings import LaunchSettings
 
 def test_hostfile_in_order_without_comments(tmp_path):
     file = tmp_path / "hosts"
-    file.write_text("# rack 1\nnode1 slots=8\n\nnode2 slots=8  # new\n10.0.0.3\n")
+    file.write_text("# rack 1\nnode1 slots=8\n\nnode2:8  # new\n10.0.0.3\n")
     assert read_hostfile(str(file), "k") == [Host("node1", 8), Host("node2", 8), Host("10.0.0.3", 0)]
 
 
