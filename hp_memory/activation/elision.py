@@ -42,7 +42,7 @@ def mark(frame: Frame, tensor: Tensor, record: int, leaf: int) -> None:
     node = tensor._grad_node
     if node is None:
         # The copy that a kernel gets of a view carries neither mark nor node, so a read could go unseen: keep it.
-        frame.reads[record, leaf] = "an operation"
+        frame.reads[record, leaf] = None
     else:
         frame.nodes[node._unique_id(), tensor._output_index] = (record, leaf)
 
@@ -84,7 +84,7 @@ def settle(frame: Frame) -> None:
         return
     records = frame.invocation.records
     for (index, _), reader in frame.reads.items():
-        if records[index].region.save_output is False:
+        if reader is not None and records[index].region.save_output is False:
             raise ReplayError(
                 f"excluded region {records[index].region.name} has save_output=False, but {reader} reads its output "
                 "outside excluded regions and will be replayed; leave save_output out"

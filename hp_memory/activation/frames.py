@@ -24,7 +24,8 @@ class Frame:
         self.guarded: list = []  # forward: (tensor, version, region, what), checked at the end
         self.bound: list = []  # replay: (tensor, version, region), checked at the end
         self.lent: list = []  # replay: (stand-in, region) handed out for elided outputs
-        # Watched forward: (record, leaf) of an output -> what reads it outside regions; and the node that made it.
+        # Watched forward: (record, leaf) of an output -> what reads it outside regions, None if something may unseen;
+        # and (node, output) -> (record, leaf), to know copies of views by the node that made the view.
         self.reads: dict | None = None
         self.nodes: dict | None = None
 

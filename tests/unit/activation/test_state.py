@@ -233,6 +233,24 @@ class TestClaims:
         with pytest.raises(ReplayError, match="region moved has save_output=False, but Tanh reads its output"):
             checkpoint(lambda x: ops.tanh(region(x)), leaf())
 
+    def test_a_claim_does_not_reach_outputs_without_a_graph_node(self, leaf):
+        def route(x):
+            return x * 2.0, ops.argmax(x, 1)
+
+        def block(route):
+            def run(x):
+                values, places = route(ops.tanh(x))
+                return last(values, places)
+
+            return run
+
+        region = checkpoint_exclude_wrapper(route, name="router", save_output=False)
+        last = checkpoint_exclude_wrapper(lambda values, places: values * values, name="last")
+        x = leaf()
+        (want,) = backward(block(route)(x), (x,))
+        (got,) = backward(checkpoint(block(region), x), (x,))
+        assert got.asnumpy().tobytes() == want.asnumpy().tobytes()
+
     @pytest.mark.parametrize(
         ("read", "reader"),
         [
