@@ -72,3 +72,24 @@ def test_two_hosts_train_the_tiny_recipe(cluster, tmp_path):
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["last_loss"] < result["first_loss"]
     assert {file.name for file in (tmp_path / "run" / "reports").iterdir()} == {f"rank_{r}.json" for r in range(4)}
+
+
+def test_two_hosts_started_by_hand_train_together(cluster, tmp_path):
+    run_dir = tmp_path / "run"
+    by_hand = [
+        "launch=by_hand", "parallel.data=2", "parallel.expert=2", "launch.workers_per_node=1", "launch/hccl=default",
+        "launch.min_disk_gib=1", "launch.min_host_memory_gib=1", f"launch.master_addr={cluster.addresses[0]}",
+        "launch.cluster_time_out=120", f"run_dir={run_dir}",
+    ]  # fmt: skip
+
+    def start(rank: int) -> subprocess.Popen:
+        words = ["ip", "netns", "exec", cluster.namespaces[rank], *COMMAND, *by_hand, f"launch.node_rank={rank}"]
+        return subprocess.Popen(words, cwd=tmp_path)
+
+    first = start(0)
+    while not (run_dir / "config.yaml").exists() and first.poll() is None:
+        time.sleep(0.1)
+    second = start(1)
+    assert (second.wait(timeout=280), first.wait(timeout=60)) == (0, 0)
+    assert sorted(losses(run_dir, 0)) == list(range(1, 9))
+    assert {"plan_0.json", "plan_0_node_1.json"} <= {file.name for file in (run_dir / "launch").iterdir()}
