@@ -38,7 +38,7 @@ test-cluster: .venv/ready
 
 # Builds an environment of its own below a temporary folder.
 test-mindformers-2.1: .venv/ready
-	$(RUN)/python -m pytest --override-ini addopts='--import-mode=importlib -ra' tests/mindformers_2_1
+	$(RUN)/python -m pytest --override-ini addopts='$(ALL)' tests/mindformers_2_1
 
 test-nightly: .venv/ready
 	HYPOTHESIS_PROFILE=nightly $(RUN)/python -m pytest tests/unit
@@ -46,9 +46,6 @@ test-nightly: .venv/ready
 pipeline-matrix: .venv/ready
 	@failed=0; for recipe in full interleaved sessions deep uneven workers_2 workers_4 workers_4_stages; do \
 		$(RUN)/hp-memory pipeline recipe=pp_regression/$$recipe || failed=1; done; exit $$failed
-
-test-mindformers-2.1: .venv/ready
-	$(RUN)/python -m pytest --override-ini addopts='$(ALL)' tests/mindformers_2_1
 
 # Ratios measured side by side, as JSON in runs/bench.
 bench: .venv/ready
