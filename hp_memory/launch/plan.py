@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hp_memory.errors import ConfigError
@@ -53,6 +53,10 @@ class LaunchPlan:
     inherited: dict[str, str]
     """Variables of another job in the launching shell: refused by ``check``."""
     settings: LaunchSettings
+
+    def scheduler_port(self, node: int) -> int | None:
+        """The port msrun's scheduler listens on, on the one node that has it; None elsewhere."""
+        return self.master_port if node == 0 and self.settings.launcher == "msrun" else None
 
     def in_words(self) -> str:
         """Every command and environment, as text for people."""
@@ -114,38 +118,33 @@ def plan_launch(
     port = settings.master_port or free_port()
     run_path, run_id = str(Path(run_dir).absolute()), _run_id(run_dir)
 
-    def node_plan(rank: int, host: Host, here: bool) -> NodePlan:
-        return _node_plan(settings, task, env, run_path, run_id, rank, host, here, local, total * local, master, port)
-
-    if listed:
-        nodes = [node_plan(rank, host, hosts.is_this_machine(host.name)) for rank, host in enumerate(listed)]
-    else:
-        nodes = [node_plan(max(settings.node_rank, 0), Host("localhost"), True)]
-    return LaunchPlan(
+    plan = LaunchPlan(
         run_id, run_path, os.getcwd(), settings.python or sys.executable, tuple(task), total * local, total,
-        master, port, tuple(nodes), environment.inherited_job(env), settings,
+        master, port, (), environment.inherited_job(env), settings,
     )  # fmt: skip
-
-
-def _node_plan(
-    settings: LaunchSettings, task: tuple[str, ...], env: Mapping[str, str], run_dir: str, run_id: str,
-    rank: int, host: Host, here: bool, local: int, world: int, master: str, port: int,
-) -> NodePlan:  # fmt: skip
-    logs = command.log_dir(run_dir, rank)
-    address = hosts.address_of(host.name) or host.name
-    variables = environment.node_variables(
-        settings, env, run_id=run_id, run_dir=run_dir, node=rank, address=address, logs=logs
-    )
-    if settings.launcher == "process":
-        argv = command.process_argv(task, settings.python or sys.executable)
+    if listed:
+        places = [(rank, host, hosts.is_this_machine(host.name)) for rank, host in enumerate(listed)]
     else:
-        second = here and rank > 0 and hosts.is_this_machine(master)
+        places = [(max(settings.node_rank, 0), Host("localhost"), True)]
+    return replace(plan, nodes=tuple(_node_plan(plan, env, local, *place) for place in places))
+
+
+def _node_plan(plan: LaunchPlan, env: Mapping[str, str], local: int, rank: int, host: Host, here: bool) -> NodePlan:
+    logs = command.log_dir(plan.run_dir, rank)
+    variables = environment.node_variables(
+        plan.settings, env, run_id=plan.run_id, run_dir=plan.run_dir, node=rank,
+        address=hosts.address_of(host.name) or host.name, logs=logs,
+    )  # fmt: skip
+    if plan.settings.launcher == "process":
+        argv = command.process_argv(plan.task, plan.python)
+    else:
+        second = here and rank > 0 and hosts.is_this_machine(plan.master_addr)
         argv = command.msrun_argv(
-            settings, task, world=world, local=local, node_rank=str(rank), master_addr=master, master_port=port,
-            log_dir=logs, program=command.SAME_MACHINE if second else ("msrun",),
+            plan.settings, plan.task, world=plan.world_size, local=local, node_rank=str(rank),
+            master_addr=plan.master_addr, master_port=plan.master_port, log_dir=logs,
+            program=command.SAME_MACHINE if second else ("msrun",),
         )  # fmt: skip
-    ranks = tuple(range(rank * local, (rank + 1) * local))
-    return NodePlan(rank, host.name, here, ranks, tuple(argv), variables, logs)
+    return NodePlan(rank, host.name, here, tuple(range(rank * local, (rank + 1) * local)), tuple(argv), variables, logs)
 
 
 def _default_master(listed: list[Host], total: int) -> str:

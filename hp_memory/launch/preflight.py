@@ -137,7 +137,6 @@ def ask(plan: LaunchPlan) -> list[Answer]:
 
 def _question(plan: LaunchPlan, rank: int) -> dict:
     node = next(node for node in plan.nodes if node.rank == rank)
-    schedules = rank == 0 and plan.settings.launcher == "msrun"
     return {
         "do": "probe",
         "run_id": plan.run_id,
@@ -146,7 +145,7 @@ def _question(plan: LaunchPlan, rank: int) -> dict:
         "python": plan.python,
         "master_addr": plan.master_addr,
         "token_file": token_file(plan),
-        "port": plan.master_port if schedules else None,
+        "port": plan.scheduler_port(rank),
     }
 
 

@@ -50,11 +50,10 @@ class Outcome:
 def order_for(plan: LaunchPlan, node: NodePlan) -> dict:
     """Everything a node needs to know, as plain data."""
     settings = plan.settings
-    schedules = node.rank == 0 and settings.launcher == "msrun"
     return {
         "do": "run", "run_id": plan.run_id, "node": node.rank, "ranks": node.ranks, "argv": node.argv,
         "env": node.env, "cwd": plan.cwd, "python": plan.python, "run_dir": plan.run_dir, "log_dir": node.log_dir,
-        "launcher": settings.launcher, "port": plan.master_port if schedules else None,
+        "launcher": settings.launcher, "port": plan.scheduler_port(node.rank),
         "heartbeat": settings.heartbeat, "lost_after": settings.lost_after,
     }  # fmt: skip
 
@@ -90,7 +89,8 @@ def read_reports(run_dir: str | Path, world: int) -> dict[int, dict]:
 def _signals() -> Iterator[list[int]]:
     """Collects SIGINT, SIGTERM and SIGHUP instead of dying of them, as far as the caller is the main thread."""
     received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # Under nohup a hang-up is ignored, and stays so.
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     try:
         before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
     except ValueError:

@@ -165,6 +165,18 @@ def test_signal_to_the_launcher_leaves_no_process(planned, python, run_dir, numb
         assert launcher.returncode == code
 
 
+def test_hang_up_under_nohup_is_ignored(planned, python, run_dir):
+    plan = planned()
+    words = [sys.executable, "-c", LAUNCHER, python, plan.task[0], str(run_dir)]
+    launcher = subprocess.Popen(["nohup", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    workers_of(plan)
+    launcher.send_signal(signal.SIGHUP)
+    time.sleep(1)
+    assert len(processes.marked(plan.run_id)) >= 2
+    launcher.send_signal(signal.SIGTERM)
+    assert "ended by SIGTERM" in launcher.communicate(timeout=20)[0]
+
+
 def test_node_program_that_is_killed_is_swept_after(planned):
     plan = planned("--steps=1000", "--pause=0.1")
 
