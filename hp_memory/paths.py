@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hp_memory.errors import ConfigError
 
+
 def config_dir() -> Path:
     """The folder of Hydra configs."""
     return Path(__file__).parent / "_configs"
