@@ -67,6 +67,8 @@ def layers_of_chunks(spec: Any, layers: int, placement: Sequence[int], path: str
 
 def _even(layers: int, chunks: int, path: str) -> list[int]:
     each, rest = divmod(layers, chunks)
+    if not each:
+        raise ConfigError(path, "auto", f"the model has {layers} layers, too few for {chunks} chunks")
     if rest:
         uneven = [each + (i < rest) for i in range(chunks)]
         why = f"{layers} layers don't divide into {chunks} chunks; say which are longer, e.g. {uneven}"

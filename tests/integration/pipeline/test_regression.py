@@ -36,19 +36,3 @@ def test_the_slice_passes(tmp_path, recipe, schedules, ranks, refused):
         "loss", "gradients", "whole batch", "excluded bodies", "replays", "bindings", "random numbers",
         "counted once", "nothing alive", "memory",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("overrides", "why"),
-    [
-        (["matrix.layouts=[ful]"], "matrix.layouts[0]='ful'"),
-        (["matrix.stages=[4]", "matrix.schedules=[zb_v]", "model.num_layers=9"], "9 layers don't divide into 8 chunks"),
-        (["parallel.pipeline=4", "launch.workers_per_node=4"], "the workers form parallel.pipeline=4 stages"),
-        (["matrix.rowss=2"], "rowss"),
-    ],
-)
-def test_a_matrix_that_cannot_run_is_refused_before_a_worker_starts(tmp_path, overrides, why):
-    done, file = run(tmp_path, "recipe=pp_regression/quick", *overrides)
-    assert done.returncode == 2
-    assert why in done.stderr
-    assert not file.exists()

@@ -113,6 +113,11 @@ def test_an_uneven_model_needs_a_spelled_split():
         split("auto", 5)
 
 
+def test_a_model_with_fewer_layers_than_chunks_is_refused():
+    with pytest.raises(ConfigError, match="too few for 4 chunks"):
+        split("auto", 3, schedule="zb_v")
+
+
 def test_stage_layouts_become_layer_overrides():
     cfg = PipelineSettings(
         **ZB | {"schedule": "zb_v"}, layouts=[StageLayout("0", default="save"), StageLayout("1-", save=[])]
