@@ -80,8 +80,8 @@ def main() -> None:
     ms.set_device("CPU")
     use_one_thread()
     environment.prepare()
-    lines = [measure(layout, options.pairs) for layout in options.layouts]
-    print("\n".join(["layout           ratio [quartiles]", *lines]))
+    for layout in options.layouts:
+        print("RATIO", measure(layout, options.pairs), flush=True)
 
 
 if __name__ == "__main__":

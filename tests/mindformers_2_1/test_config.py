@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,9 +11,6 @@ import pytest
 from hp_memory import config, hydra_app
 from hp_memory.commands import export
 
-ROOT = Path(__file__).parents[2]
-# What the config classes import; MindFormers itself without its dependencies.
-PACKAGES = ("mindformers==2.1.0", "pyyaml", "regex")
 FILES = {
     "full": ("qwen3_30b_a3b", ()),
     "one_body": ("tiny_deepseek_v3", ("layout=region_exclude",)),
@@ -24,31 +19,15 @@ FILES = {
 }
 
 
-def run(*command: object) -> subprocess.CompletedProcess:
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=240)
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    """An interpreter with MindFormers 2.1's files and without MindSpore."""
-    uv = shutil.which("uv", path=f"{ROOT / '.uv/bin'}{os.pathsep}{os.environ['PATH']}")
-    if uv is None:
-        pytest.skip("uv is missing: run this by `make test-mindformers-2.1`")
-    folder = tmp_path_factory.mktemp("mindformers_2_1")
-    made = run(uv, "venv", "--python", "3.11", folder)
-    installed = run(uv, "pip", "install", "--python", folder / "bin/python", "--no-deps", *PACKAGES)
-    if made.returncode or installed.returncode:
-        pytest.skip(f"mindformers 2.1.0 can't be installed: {installed.stderr.strip().splitlines()[-1:]}")
-    return folder / "bin" / "python"
-
-
 @pytest.fixture(scope="module")
 def found(python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exports")
     for name, (recipe, overrides) in FILES.items():
         (folder / f"{name}.yaml").write_text(render(recipe, "mindformers-2.1", *overrides))
     (folder / "of_2_0.yaml").write_text(render("tiny_qwen3_moe", "mindformers-2.0"))
-    done = run(python, Path(__file__).with_name("check.py"), *sorted(folder.glob("*.yaml")))
+    check = Path(__file__).with_name("check.py")
+    files = sorted(folder.glob("*.yaml"))
+    done = subprocess.run([str(python), str(check), *map(str, files)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1].removeprefix("RESULT "))
 
