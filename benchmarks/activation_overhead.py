@@ -23,7 +23,7 @@ from mindspore import mint, nn, ops
 from mindspore._c_expression import run_backward
 from mindspore.graph.api import _pynative_executor as executor
 
-from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper
+from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper, observe, report
 
 BLOCKS = {  # name: (rows, width, blocks, goal for exclusion / own checkpoint)
     "pure overhead": (16, 16, 60, 1.05),
@@ -132,6 +132,20 @@ def compare(rows: int, width: int, blocks: int, pairs: int, inner: int = 1) -> d
     return found
 
 
+def retained(rows: int, width: int) -> dict[str, int]:
+    """Bytes that one block of each mode holds after its forward, its input included."""
+    held = {}
+    for mode, make in MODES.items():
+        cell, x = make(width), ms.Tensor(np.ones((rows, width), np.float32))
+        x.requires_grad_()
+        cell(x)  # the watched one
+        with observe() as observation:
+            out = cell(x)
+            held[mode] = report(observation).total
+        del out
+    return held
+
+
 def growth(counts: tuple[int, ...], pairs: int) -> dict:
     """Microseconds of one block by the number of a region's inputs, and by the number of tensors its body saves."""
     results = {}
@@ -162,7 +176,8 @@ def verdicts(found: dict) -> dict[str, str]:
     """Goal by goal and clock by clock: met or not, from the paired medians."""
     lines = {}
     for name, by_clock in found["blocks"].items():
-        for clock, figures in by_clock.items():
+        for clock in CLOCKS:
+            figures = by_clock[clock]
             for pair, limit in (("exclude / checkpoint", BLOCKS[name][3]), ("checkpoint / native", NATIVE_GOAL)):
                 median = figures["ratios"][pair]["median"]
                 met = "met" if median <= limit else "not met"
@@ -184,6 +199,7 @@ def main() -> None:
     for name in options.only or BLOCKS:
         rows, width, blocks, _ = BLOCKS[name]
         found["blocks"][name] = compare(rows, width, blocks, options.pairs)
+        found["blocks"][name]["bytes held by a block"] = retained(rows, width)
     if not options.only:
         found["one region"] = compare(16, 16, 1, options.pairs, 10)
         found["growth"] = growth((1, 8, 32, 64), options.pairs)
