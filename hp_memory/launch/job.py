@@ -51,10 +51,12 @@ def launch(
     if settings.dry_run:
         console.print(plan.in_words(), markup=False, highlight=False, soft_wrap=True)
         return 0
+    estimate = peaks.read_estimate(settings.estimate)
     outcome = _run_with_restarts(plan, task_for, env, parallel, console)
-    memory = peaks.peaks_table(outcome.reports, run_dir)
-    if memory is not None:
-        console.print(memory)
+    ranks = peaks.measured(outcome.reports, plan.world_size, (parallel or {}).get("pipeline", 1))
+    if ranks:
+        (Path(plan.run_dir) / "reports" / "memory.json").write_text(json.dumps({"ranks": ranks}, indent=1))
+        console.print(peaks.peaks_table(ranks, estimate))
     return outcome.exit_code
 
 

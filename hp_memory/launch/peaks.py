@@ -8,10 +8,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-# Written by whoever estimated the run: {"kind": "MODELLED", "peak_bytes": {"<rank>": bytes}}.
-ESTIMATE = "estimate.json"
+from hp_memory.errors import ConfigError
+
 MEASURED = "MEASURED"
 NOT_AVAILABLE = "not available"
+# In a dry run's total, but outside of what the device's allocator counts.
+_OUTSIDE = ("reserve", "communicators")
 
 
 def device_peaks() -> dict:
@@ -20,14 +22,14 @@ def device_peaks() -> dict:
     On a CPU MindSpore answers 0 to every such question, without an error: that means that nothing was measured.
 
     Returns:
-        ``kind`` (MEASURED or not available), and where measured ``allocated_bytes`` and ``reserved_bytes``.
+        ``kind`` (MEASURED or not available), and where measured ``allocated`` and ``reserved`` in bytes.
     """
     import mindspore as ms
 
     allocated, reserved = ms.runtime.max_memory_allocated(), ms.runtime.max_memory_reserved()
     if not allocated:
         return {"kind": NOT_AVAILABLE}
-    return {"kind": MEASURED, "taken": "peak of the run", "allocated_bytes": allocated, "reserved_bytes": reserved}
+    return {"kind": MEASURED, "taken": "peak of the run", "allocated": allocated, "reserved": reserved}
 
 
 def write_rank_report(run_dir: Path, rank: int, **facts: object) -> None:
@@ -38,34 +40,51 @@ def write_rank_report(run_dir: Path, rank: int, **facts: object) -> None:
     file.write_text(json.dumps(known | facts, indent=1))
 
 
-def estimates(run_dir: str | Path) -> tuple[dict[int, int], str]:
-    """Rank -> estimated peak bytes and their kind; empty where the run was not estimated."""
+def read_estimate(file: str | None) -> dict[int, int]:
+    """Pipeline rank -> estimated peak inside the allocator in bytes, from a dry run's ``report.json``; {} for None.
+
+    Raises:
+        ConfigError: for a file that isn't one.
+    """
+    if file is None:
+        return {}
     try:
-        found = json.loads((Path(run_dir) / ESTIMATE).read_text())
-        return {int(rank): int(size) for rank, size in found["peak_bytes"].items()}, str(found["kind"])
-    except (OSError, ValueError, KeyError, AttributeError):
-        return {}, ""
+        stages = json.loads(Path(file).read_text())["stages"]
+        return {int(stage["rank"]): _inside(stage) for stage in stages}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError("launch.estimate", file, "isn't the report.json of `hp-memory dryrun`") from error
 
 
-def peaks_table(reports: Mapping[int, dict], run_dir: str | Path) -> Table | None:
-    """Rank, allocated, reserved, estimate and how far off it was; None where no rank measured anything."""
-    peaks = {rank: report["peaks"] for rank, report in reports.items() if "peaks" in report}
-    measured = {rank: found for rank, found in peaks.items() if found["kind"] == MEASURED}
-    if not measured:
-        return None
-    expected, kind = estimates(run_dir)
+def _inside(stage: Mapping) -> int:
+    return int(stage["peak"]) - sum(int(stage["terms"][name]["bytes"]) for name in _OUTSIDE if name in stage["terms"])
+
+
+def measured(reports: Mapping[int, dict], world: int, pipeline: int) -> list[dict]:
+    """The ranks that measured something, as ``hp-memory dryrun compare-run`` reads them.
+
+    Args:
+        pipeline: number of stages; each stage is a run of consecutive ranks.
+    """
+    peaks = {rank: report["peaks"] for rank, report in sorted(reports.items()) if "peaks" in report}
+    return [
+        {"rank": rank, "pipeline_rank": rank * pipeline // world, **found}
+        for rank, found in peaks.items()
+        if found["kind"] == MEASURED
+    ]
+
+
+def peaks_table(ranks: list[dict], estimate: Mapping[int, int]) -> Table:
+    """Rank, allocated, reserved, the estimate of its pipeline rank, and how far off that was from reserved."""
     shown = Table(
-        "rank", f"allocated ({MEASURED})", "reserved", f"estimate{f' ({kind})' if kind else ''}", "off by",
-        title="Device memory, peak of the run", title_justify="left",
+        "rank", f"allocated ({MEASURED})", f"reserved ({MEASURED})", "dry run (TRACED and MODELLED)", "off by",
+        title="Device memory, peak of the run, in MiB", title_justify="left",
     )  # fmt: skip
-    for rank, found in sorted(measured.items()):
-        size, guess = found["allocated_bytes"], expected.get(rank)
-        shown.add_row(
-            str(rank), _mib(size), _mib(found["reserved_bytes"]), _mib(guess) if guess else "-",
-            f"{(guess - size) / size:+.1%}" if guess else "-",
-        )  # fmt: skip
+    for rank in ranks:
+        size, guess = rank["reserved"], estimate.get(rank["pipeline_rank"])
+        off = f"{(guess - size) / size:+.1%}" if guess else "-"
+        shown.add_row(str(rank["rank"]), _mib(rank["allocated"]), _mib(size), _mib(guess) if guess else "-", off)
     return shown
 
 
 def _mib(size: float) -> str:
-    return f"{size / 2**20:.0f} MiB"
+    return f"{size / 2**20:.0f}"

@@ -68,6 +68,7 @@ class LaunchSettings:
         log_level: GLOG_v of each worker (3 is errors only).
         min_disk_gib, min_host_memory_gib: what each node must have free.
         max_clock_skew: seconds the nodes' clocks may differ.
+        estimate: ``report.json`` of a dry run, shown beside each rank's measured peaks at the end.
         env: further variables for every worker.
         task: another program instead of the trainer, e.g. ``[run_mindformer.py, --config, exported.yaml]``.
     """
@@ -99,6 +100,7 @@ class LaunchSettings:
     min_disk_gib: float = 1.0
     min_host_memory_gib: float = 1.0
     max_clock_skew: float = 30.0
+    estimate: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     task: list[str] = field(default_factory=list)
     hccl: HcclSettings = field(default_factory=HcclSettings)
