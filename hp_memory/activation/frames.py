@@ -22,7 +22,7 @@ class Frame:
         self.packed = 0  # tensors saved outside excluded regions so far
         self.inside = None  # the excluded region whose body runs now
         self.guarded: list = []  # forward: (tensor, version, region, what), checked at the end
-        self.bound: list = []  # replay: (tensor, version, region), checked at the end
+        self.bound: list = []  # replay: (tensor, version, excluded region or None) of what it gave, checked at the end
         self.lent: list = []  # replay: (stand-in, region) handed out for elided outputs
         # Watched forward: (record, leaf) of an output -> what reads it outside regions, None if something may unseen;
         # and (node, output) -> (record, leaf), to know copies of views by the node that made the view.

@@ -192,6 +192,7 @@ class Invocation(native.RecomputeHandle):
             slot = slots[i]()
             if slot is not None:
                 slot.fill(values)
+                frame.bound.append((tensor, tensor._version, None))
             # A region behind the last saved tensor still has inputs to receive.
             if self.early_stop and frame.packed == len(slots) and frame.cursor > last:
                 raise _Stop
@@ -206,9 +207,10 @@ class Invocation(native.RecomputeHandle):
         elision.check_unread(frame)
         for tensor, version, region in frame.bound:
             if tensor._version != version:
+                whose = f"excluded region {region.name}" if region else self.boundary.name
                 raise ReplayError(
-                    f"an input that excluded region {region.name} saves is written in place after the region; "
-                    "clone it before the write, or don't exclude this region"
+                    f"a tensor that {whose} saves is written in place afterwards, within the block; "
+                    "clone it before the write"
                 )
         if finished and (frame.packed, frame.cursor) != (len(self.slots), len(self.records)):
             raise ReplayError(
