@@ -95,7 +95,7 @@ class Chunk:
         with flight.session.use("dx"):
             flight.split = flight.split or SplitBackward(flight.outputs, flight.inputs, self.weights)
             found = flight.split.dx(grads)
-        flight.outputs = ()
+        flight.inputs = flight.outputs = ()
         return found
 
     def dw(self, micro: int) -> None:

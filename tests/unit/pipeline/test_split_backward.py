@@ -193,3 +193,39 @@ def test_each_half_skips_the_other_halfs_work():
     assert ran == ["input"]
     split.dw()
     assert ran == ["input", "weight"]
+
+
+def test_dx_frees_what_lies_behind_the_last_weight():
+    import gc
+    import weakref
+
+    import mindspore as ms
+
+    from hp_memory.pipeline.split_backward import SplitBackward
+
+    class Packed:
+        def __init__(self, tensor):
+            self.tensor = tensor.data
+
+    packed = []
+
+    def pack(tensor):
+        packed.append((weakref.ref(keep := Packed(tensor)), tuple(tensor.shape)))
+        return keep
+
+    def alive():
+        gc.collect()
+        return {shape for ref, shape in packed if ref() is not None}
+
+    graphs = Graphs()
+    x = graphs.tensor(5, 4)
+    with ms.saved_tensors_hooks(pack, lambda kept: kept.tensor):
+        out = run(lambda x: graphs.ops.tanh(graphs.mm(x, graphs.w1)[:3]), [x])
+    assert (3, 4) in alive()
+    split = SplitBackward(out, (x,), (graphs.w1,))
+    del out
+    split.dx((graphs.tensor(3, 4),))
+    assert (3, 4) not in alive()
+    assert (5, 4) in alive()
+    split.dw()
+    assert alive() == set()
