@@ -8,7 +8,10 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 NAMES = [
-    *(("deepseek_v3", plan) for plan in ("none", "full", "op_exclude", "region_exclude", "chain_exclude")),
+    *(
+        ("deepseek_v3", plan)
+        for plan in ("none", "full", "op_exclude", "region_exclude", "chain_exclude", "others_saved")
+    ),
     *(("qwen3_moe", plan) for plan in ("full", "region_exclude", "attention_only")),
     ("qwen3_moe_fused", "op_exclude"),
     *(("qwen3", plan) for plan in ("full", "attention_only")),
