@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from hp_memory.launch import failure, wire
@@ -24,6 +26,37 @@ def node_command(plan: LaunchPlan, node: NodePlan) -> list[str]:
     program = [plan.python, *PROGRAM]
     # ssh gives one string to a shell at the other end; `ip netns exec` or `kubectl exec` take a list.
     return [*reach(plan.settings, node.host), *([shlex.join(program)] if plan.settings.connect_shell else program)]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A node's answer to one question; ``message`` is None where none came, and ``error`` says why."""
+
+    message: dict | None
+    received: float
+    """Seconds since the epoch, by this machine's clock."""
+    error: str = ""
+
+
+def ask(plan: LaunchPlan, orders: Mapping[int, dict], seconds: float) -> dict[int, Reply]:
+    """Asks several nodes at once, node rank -> order, and waits for all of them at most so long."""
+    inbox: queue.Queue = queue.Queue()
+    channels = {node.rank: Channel(plan, node, orders[node.rank], inbox) for node in plan.nodes if node.rank in orders}
+    replies: dict[int, Reply] = {}
+    deadline = time.monotonic() + seconds
+    while len(replies) < len(channels):
+        try:
+            rank, message = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if rank not in replies:
+            channel = channels[rank]
+            error = "" if message else " / ".join(channel.errors()) or f"code {channel.process.wait()}"
+            replies[rank] = Reply(message, time.time(), error)
+    for channel in channels.values():
+        channel.close()
+    silence = Reply(None, time.time(), f"no answer in {seconds:g} s")
+    return {rank: replies.get(rank, silence) for rank in channels}
 
 
 class Channel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import queue
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -14,8 +13,8 @@ from rich.table import Table
 
 from hp_memory.errors import ConfigError
 from hp_memory.launch import environment, hosts
-from hp_memory.launch.channel import Channel
-from hp_memory.launch.plan import LaunchPlan
+from hp_memory.launch.channel import ask
+from hp_memory.launch.plan import LaunchPlan, NodePlan
 
 # A node's Python has to start and answer; slow shared file systems need their time.
 ANSWER = 60.0
@@ -104,7 +103,7 @@ def preflight(plan: LaunchPlan) -> list[Check]:
         file.write_text(token)
     except OSError as error:
         raise ConfigError("run_dir", plan.run_dir, f"can't be written: {error.strerror}") from error
-    return judge(plan, ask(plan), token)
+    return judge(plan, ask_nodes(plan), token)
 
 
 def token_file(plan: LaunchPlan) -> str:
@@ -112,31 +111,18 @@ def token_file(plan: LaunchPlan) -> str:
     return f"launch/token_{plan.nodes[0].rank}"
 
 
-def ask(plan: LaunchPlan) -> list[Answer]:
+def ask_nodes(plan: LaunchPlan) -> list[Answer]:
     """Every node's answer, all asked at once."""
-    inbox: queue.Queue = queue.Queue()
     sent = time.time()
-    channels = {node.rank: Channel(plan, node, _question(plan, node.rank), inbox) for node in plan.nodes}
-    answers: dict[int, Answer] = {}
-    deadline = time.monotonic() + ANSWER
-    while len(answers) < len(channels) and time.monotonic() < deadline:
-        try:
-            rank, facts = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            break
-        if rank not in answers:
-            channel = channels[rank]
-            error = "" if facts else " / ".join(channel.errors()) or f"code {channel.process.wait()}"
-            answers[rank] = Answer(rank, channel.node.host, facts, sent, time.time(), error)
-    for channel in channels.values():
-        channel.close()
-    silent = [c.node for rank, c in channels.items() if rank not in answers]
-    late = [Answer(node.rank, node.host, None, sent, time.time(), f"no answer in {ANSWER:g} s") for node in silent]
-    return sorted([*answers.values(), *late], key=lambda answer: answer.rank)
+    replies = ask(plan, {node.rank: _question(plan, node) for node in plan.nodes}, ANSWER)
+    return [
+        Answer(node.rank, node.host, reply.message, sent, reply.received, reply.error)
+        for node in plan.nodes
+        for reply in [replies[node.rank]]
+    ]
 
 
-def _question(plan: LaunchPlan, rank: int) -> dict:
-    node = next(node for node in plan.nodes if node.rank == rank)
+def _question(plan: LaunchPlan, node: NodePlan) -> dict:
     return {
         "do": "probe",
         "run_id": plan.run_id,
@@ -145,7 +131,7 @@ def _question(plan: LaunchPlan, rank: int) -> dict:
         "python": plan.python,
         "master_addr": plan.master_addr,
         "token_file": token_file(plan),
-        "port": plan.scheduler_port(rank),
+        "port": plan.scheduler_port(node.rank),
     }
 
 

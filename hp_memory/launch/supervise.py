@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hp_memory.launch import failure
-from hp_memory.launch.channel import Channel
+from hp_memory.launch.channel import Channel, ask
 from hp_memory.launch.failure import Failure
 from hp_memory.launch.plan import LaunchPlan, NodePlan
 from hp_memory.launch.progress import RankView, newly_stalled
@@ -220,24 +220,19 @@ class _Supervision:
         silent = (self.running | lost) & set(self.channels)
         for channel in self.channels.values():
             channel.close()
-        for rank in sorted(silent):
-            self._sweep(rank)
+        self._sweep(silent)
 
-    def _sweep(self, rank: int) -> None:
-        """A last try by a new connection; an unreachable node ends its processes itself when it misses our words."""
-        node, inbox = self.channels[rank].node, queue.Queue()
-        sweep = Channel(self.plan, node, {"do": "sweep", "run_id": self.plan.run_id, "node": rank}, inbox)
-        message = None
-        with contextlib.suppress(queue.Empty):
-            message = inbox.get(timeout=FAREWELL)[1]
-        sweep.close()
-        if message is None:
-            self.say(
-                f"node {rank} ({node.host}) can't be reached; it ends its processes by itself"
-                f" {self.plan.settings.lost_after:g} s after the last word it got"
-            )
-        elif message["left"]:
-            self.leftovers[rank] = message["left"]
+    def _sweep(self, ranks: set[int]) -> None:
+        """A last try by new connections; an unreachable node ends its processes itself when it misses our words."""
+        orders = {rank: {"do": "sweep", "run_id": self.plan.run_id, "node": rank} for rank in ranks}
+        for rank, reply in ask(self.plan, orders, FAREWELL).items():
+            if reply.message is None:
+                self.say(
+                    f"node {rank} ({self.channels[rank].node.host}) can't be reached; it ends its processes by itself"
+                    f" {self.plan.settings.lost_after:g} s after the last word it got"
+                )
+            elif reply.message["left"]:
+                self.leftovers[rank] = reply.message["left"]
 
     def _outcome(self) -> Outcome:
         if self.interrupted:

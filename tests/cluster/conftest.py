@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ PORT = 2222
 BRIDGE = "hpbr"
 
 
-def needs(*programs: str) -> None:
+def require(*programs: str) -> None:
     """Skips, naming what is missing."""
     missing = [
         program for program in programs if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None
@@ -28,6 +28,12 @@ def needs(*programs: str) -> None:
         pytest.skip(f"needs {', '.join(missing)}")
     if os.geteuid() != 0:
         pytest.skip("needs root, to make network namespaces")
+
+
+@pytest.fixture
+def needs() -> Callable[..., None]:
+    """Skips a test unless these programs are here."""
+    return require
 
 
 def run(*words: str, check: bool = True) -> str:
@@ -94,7 +100,7 @@ def clean_up(hosts: int) -> None:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two hosts; gone again at the end."""
-    needs("ip", "ssh", "sshd", "ssh-keygen")
+    require("ip", "ssh", "sshd", "ssh-keygen")
     folder = tmp_path_factory.mktemp("ssh")
     for key in ("key", "host_key"):
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))

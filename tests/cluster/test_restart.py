@@ -54,7 +54,8 @@ def test_killed_rank_costs_time_but_changes_no_loss(tmp_path):
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     train(straight)
     threading.Thread(target=kill_after_step, args=(broken, 1, 5), daemon=True).start()
-    text = train(broken, "launch.max_restarts=1", "launch.restart_delay=0")
+    # One port for both attempts: the second scheduler binds it right after the first one was killed.
+    text = train(broken, "launch.max_restarts=1", "launch.restart_delay=0", "launch.master_port=29333")
     assert "rank 1 (node 0) failed: killed" in text
     assert f"restart 1 of 1 from {broken}/checkpoints/step_00000003" in text
     for rank in (0, 1):
