@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from mindspore import Tensor, nn
 
 from hp_memory.activation import elision, frames, native, observing
 from hp_memory.activation.capture import Capture, Finding, Input, parameters_of
 from hp_memory.activation.recipes import unpack
-from hp_memory.activation.trees import Path, is_distributed, map_tensors, resolve, spell
+from hp_memory.activation.records import Binding, Passed, Record, take_apart, without_graph
+from hp_memory.activation.trees import is_distributed, resolve, spell
 from hp_memory.errors import ReplayError
 
 
@@ -55,64 +56,6 @@ class Region:
             self._used = {}
 
 
-class _Binding(NamedTuple):
-    """Where a replay finds the tensor of a slot, and how it must look."""
-
-    path: Path
-    slot: weakref.ref
-    layout: tuple
-
-
-class _Passed(NamedTuple):
-    """An output that is one of the inputs: a replay returns its own."""
-
-    path: Path
-
-
-class _Leaf(NamedTuple):
-    """A place in the output: which of the record's values stands there. One tensor may stand in several places."""
-
-    index: int
-
-
-class Record:
-    """One call of an excluded region in a forward: what it returned, and what a replay has to bring."""
-
-    __slots__ = ("bindings", "region", "rng", "tokens", "tree", "values")
-
-    def __init__(self, region: Region, bindings: list[_Binding], tree: Any, values: list) -> None:
-        self.region = region
-        self.bindings = bindings
-        self.tree = tree  # the output with a _Leaf for each tensor
-        self.values = values  # of the leaves: a tensor, _Passed, or elision.StandIn
-        self.rng = native.get_rng_state()
-        self.tokens = observing.kept_outputs(values, region.name)
-
-    @property
-    def leaves(self) -> int:
-        return len(self.values)
-
-    def elide(self, read: tuple[bool, ...]) -> None:
-        """Drops the output tensors that no replay reads."""
-        if self.region.save_output is True or all(read):
-            return
-        for index, value in enumerate(self.values):
-            if not read[index] and isinstance(value, Tensor):
-                self.values[index] = elision.StandIn(value)
-        self.tokens = observing.kept_outputs(self.values, self.region.name)
-
-    def hand_out(self, frame: frames.Frame, args: tuple, kwargs: dict) -> Any:
-        """The output for a replay, in new containers."""
-
-        def given(value: Any) -> Tensor:
-            if isinstance(value, elision.StandIn):
-                return value.lend(frame, self.region)
-            return resolve(value.path, args, kwargs) if isinstance(value, _Passed) else value
-
-        values = [given(value) for value in self.values]
-        return map_tensors(self.tree, lambda leaf: values[leaf.index], _Leaf)
-
-
 def _saved(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> Any:
     if frame.inside is not None:
         raise ReplayError(
@@ -133,29 +76,14 @@ def _saved(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> An
 
 def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> None:
     invocation, inputs = frame.invocation, capture.inputs
+    tree, outputs = take_apart(out)
+    _refuse_distributed(outputs, region)
     bindings = [_bind(item, region) for item in inputs.values() if item.slot is not None and item.slot.uses]
-    places: dict[int, _Leaf] = {}
-    outputs: list[Tensor] = []
-
-    def place(tensor: Tensor) -> _Leaf:
-        if is_distributed(tensor):
-            raise ReplayError(
-                f"excluded region {region.name} returns a distributed tensor, which can't be kept for a replay; "
-                "return its to_local() and make the distributed tensor outside the region"
-            )
-        if id(tensor) not in places:
-            places[id(tensor)] = _Leaf(len(outputs))
-            outputs.append(tensor)
-        return places[id(tensor)]
-
-    tree = map_tensors(out, place)
-    values = [_Passed(inputs[id(t)].path) if id(t) in inputs else _detached(t) for t in outputs]
-    index = len(invocation.records)
-    plan = invocation.boundary.plan
-    read = plan.needed(index, region, len(values)) if plan else None
-    record = Record(region, bindings, tree, values)
+    values = [Passed(inputs[id(t)].path) if id(t) in inputs else without_graph(t) for t in outputs]
+    record, index = Record(region, bindings, tree, values), len(invocation.records)
     invocation.records.append(record)
     capture.settle()
+    read = invocation.boundary.plan.needed(index, region, len(values)) if invocation.boundary.plan else None
     if read is not None:
         record.elide(read)
     for leaf, tensor in enumerate(outputs):
@@ -165,26 +93,26 @@ def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> 
                 frame.guarded.append((tensor, tensor._version, region, "an output"))
 
 
-def _bind(item: Input, region: Region) -> _Binding:
+def _refuse_distributed(outputs: list[Tensor], region: Region) -> None:
+    if any(is_distributed(tensor) for tensor in outputs):
+        raise ReplayError(
+            f"excluded region {region.name} returns a distributed tensor, which can't be kept for a replay; "
+            "return its to_local() and make the distributed tensor outside the region"
+        )
+
+
+def _bind(item: Input, region: Region) -> Binding:
     tensor = item.tensor
     if tensor._version != item.version or tensor.untyped_storage().data_ptr() != item.storage:
         raise ReplayError(
             f"excluded region {region.name} writes its input {spell(item.path)} in place and saves it: a replay only "
             "has the value from before; clone the input in the region, or don't exclude it"
         )
-    return _Binding(item.path, weakref.ref(item.slot), _layout(tensor))
+    return Binding(item.path, weakref.ref(item.slot), _layout(tensor))
 
 
 def _layout(tensor: Tensor) -> tuple:
     return tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _detached(tensor: Tensor) -> Tensor:
-    """The values without the graph: the record must not own the graph that owns its slots."""
-    values = native.detached(tensor)
-    if tensor._requires_grad:
-        values.requires_grad_()
-    return values
 
 
 def _replayed(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> Any:
@@ -213,7 +141,7 @@ def _next_record(frame: frames.Frame, region: Region) -> Record:
     return records[index]
 
 
-def _find(binding: _Binding, region: Region, args: tuple, kwargs: dict) -> Tensor:
+def _find(binding: Binding, region: Region, args: tuple, kwargs: dict) -> Tensor:
     try:
         tensor = resolve(binding.path, args, kwargs)
     except (LookupError, TypeError):
