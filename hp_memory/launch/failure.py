@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hp_memory.layout import REGIONS
+
 TIME_OUT = "communication time-out"
 ENDED = "ended from outside"
 TAIL_LINES = 20
@@ -94,6 +96,21 @@ def kind_of(text: str, code: int | None) -> str:
     if code == 2:
         return "config"
     return "crash"
+
+
+def region_of(text: str) -> str:
+    """The region a traceback passes through, innermost first, with ``replay of`` before it in a replay; else empty.
+
+    The reference model has a method per region, named like it: ``gmm_up`` in ``moe.py`` is ``gmm.up``.
+    """
+    frames = re.findall(r'File "[^"]*?(\w+)\.py", line \d+, in (\w+)', text)
+    replayed = any(name.startswith(("replay", "_replay", "recompute")) for _, name in frames)
+    for file, name in reversed(frames):
+        named = {name.replace("_", ".", 1), f"{file}.{name}"}
+        inside = {f"{part}.{name}" for part in ("dispatch", "compute", "combine")} if file == "moe" else set()
+        if found := next((region for region in REGIONS if region in named | inside), None):
+            return f"replay of {found}" if replayed else found
+    return ""
 
 
 def missing_ranks(text: str) -> tuple[int, ...]:

@@ -128,7 +128,8 @@ class Runner:
         log = self.logs / f"worker_{rank}.log"
         text = failure.end_of(log)
         record = self.records.get(rank, {}) | self.follower.news().get(rank, {})
-        where = " ".join(str(record[key]) for key in ("phase", "region") if record.get(key))
+        region = failure.region_of(text) or record.get("region", "")
+        where = " ".join(part for part in (record.get("phase", ""), region) if part)
         kind = failure.kind_of(text, code)
         return self._look_around(Failure(kind, self.node, rank, code, str(log), failure.tail(text), where))
 

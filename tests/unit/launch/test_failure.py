@@ -48,6 +48,22 @@ def test_missing_ranks_from_the_schedulers_log(log, ranks):
     assert missing_ranks(log) == ranks
 
 
+@pytest.mark.parametrize(
+    ("frames", "region"),
+    [
+        ([("model", "construct"), ("moe", "gmm_up")], "gmm.up"),
+        ([("moe", "experts_path"), ("moe", "act"), ("primitive", "__call__")], "compute.act"),
+        ([("mlp", "act")], "mlp.act"),
+        ([("attention", "qkv")], "attention.qkv"),
+        ([("boundary", "replay"), ("moe", "all2all_in")], "replay of all2all.in"),
+        ([("worker", "main"), ("other", "act")], ""),
+    ],
+)
+def test_region_from_a_traceback(frames, region):
+    text = "\n".join(f'  File "/x/{file}.py", line 1, in {name}\n    x()' for file, name in frames)
+    assert failure.region_of(text) == region
+
+
 def test_tail_begins_at_the_last_traceback_and_leaves_chatter_out():
     head = "Traceback (most recent call last):"
     text = f"step 1\n{head}\nA\nfine again\n{head}\n  B\nValueError\n[INFO] x"
