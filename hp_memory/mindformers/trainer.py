@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,7 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
         ConfigError: for a family that MindFormers can't train, or settings that clash.
         NeedsHyperParallel: for several processes without the real package.
     """
-    _refuse_plan_only(cfg)
+    refuse(cfg)
     # MindFormers reads it while it is imported.
     os.environ.setdefault("LOCAL_DEFAULT_PATH", str(run_dir / "mindformers"))
     config = _config(cfg, run_dir)
@@ -63,8 +62,7 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
 
     from hp_memory.mindformers.callback import HPMemoryCallback
 
-    offload = None if cfg.offload.auto_offload == "none" else asdict(cfg.offload)
-    callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT), offload=offload)
+    callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT))
     corpus = load_corpus(cfg.data)
     trainer = Trainer(config=config, train_dataset=_dataset(cfg, corpus), callbacks=[callback])
     recorder = _Recorder(trainer, Progress(run_dir, environment.rank()))
@@ -90,10 +88,14 @@ def summary(losses: list[float], corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _refuse_plan_only(cfg: HPConfig) -> None:
+def refuse(cfg: HPConfig) -> None:
+    """Raises ConfigError for a family that can't be trained, and for offload, which has no graph to act on."""
     why = family(cfg.model).plan_only
     if why:
         raise ConfigError("model.family", cfg.model.family, f"can only be planned: {why}")
+    if cfg.offload.auto_offload != "none":
+        why = "MindFormers' PyNative models have no jitted graph, and HyperOffload is a pass of the graph compiler"
+        raise ConfigError("offload.auto_offload", cfg.offload.auto_offload, why)
 
 
 def _prepare() -> list[str]:

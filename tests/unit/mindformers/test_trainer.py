@@ -1,0 +1,56 @@
+"""What the MindFormers engine refuses before it imports MindFormers."""
+
+from __future__ import annotations
+
+import pytest
+
+from hp_memory import hydra_app
+from hp_memory.errors import ConfigError
+from hp_memory.mindformers import trainer
+from hp_memory.mindformers.train_config import train_config
+
+
+def config(*overrides: str):
+    return hydra_app.to_object(hydra_app.compose("train", list(overrides)))
+
+
+def test_a_family_that_can_only_be_planned():
+    with pytest.raises(ConfigError, match="can only be planned: MindFormers 2.0 has this family for inference only"):
+        trainer.refuse(config("recipe=glm_4_5"))
+
+
+def test_offload_without_a_graph():
+    with pytest.raises(ConfigError, match="no jitted graph"):
+        trainer.refuse(config("recipe=tiny_qwen3_moe", "offload.auto_offload=activation"))
+
+
+def test_a_sound_recipe_passes():
+    trainer.refuse(config("recipe=tiny_qwen3_moe"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (("pipeline.schedule=zb_v", "pipeline.split_backward=true"), "MindFormers has no such schedule"),
+        (("pipeline.stages=8",), "parallel.pipeline is 16"),
+    ],
+)
+def test_pipelines_without_a_name_in_mindformers(overrides, text):
+    with pytest.raises(ConfigError, match=text):
+        train_config(config("recipe=deepseek_v3_671b", *overrides))
+
+
+def test_dxdw_and_interleaving_arrive_under_mindformers_names():
+    cfg = config(
+        "recipe=qwen3_30b_a3b",
+        "pipeline.schedule=interleaved_1f1b",
+        "pipeline.interleave=2",
+        "pipeline.layers_per_stage=[12,12,12,12]",
+        "pipeline.split_backward=true",
+        "pipeline.overlap_b_f=true",
+    )
+    section = train_config(cfg)["parallelism"]
+    assert section["pipeline_parallel_interleave_num"] == 2
+    assert section["pipeline_parallel_layers_per_stage"] == ["0-11,24-35", "12-23,36-47"]
+    assert section["pipeline_parallel_enable_dxdw_split"]
+    assert section["pipeline_parallel_overlap_b_f"]
