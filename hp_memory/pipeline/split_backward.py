@@ -1,13 +1,13 @@
 """A backward in two halves over MindSpore's PyNative engine: gradients of inputs now, of weights later.
 
 dx runs the engine once for the inputs only. The nodes where a weight's branch leaves the path from outputs to inputs
-are the *boundary*; the gradient that arrives at each is written down on the way. Then it cuts every edge of the
-boundary that isn't a weight's. dw runs the engine once more, from the boundary with the gradients written down. Neither
-half computes what belongs to the other. Outputs that lead to no input (the first stage) are their own boundary: dw does
-all the work.
+are the *boundary*; the gradient that arrives at each is written down on the way. dw cuts every edge of the boundary
+that isn't a weight's, and runs the engine once more, from the boundary with the gradients written down. Neither half
+computes what belongs to the other. Outputs that lead to no input (the first stage) are their own boundary: dw does all
+the work.
 
-dx frees what lies behind the last weight (on the last stage the loss and what it saved of the logits). The rest lives
-until dw although half of it isn't read any more: in MindSpore 2.10 a saved tensor holds the node that made it.
+The whole graph lives until dw, although half of it isn't read after dx. Letting go of it earlier gains little, because
+in MindSpore 2.10 a saved tensor holds the node that made it, and breaks: nobody else owns the node of a custom function.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class SplitBackward:
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         self._outputs, self._inputs, self._weights = tuple(outputs), tuple(inputs), tuple(weights)
+        self._graph: _Graph | None = None
         self._edges: list[_GradientEdge] = []
         self._grads: list[Tensor] = []
         self._state = "recorded"
@@ -94,8 +95,7 @@ class SplitBackward:
             for hook in hooks:
                 hook.remove()
         self._remember(graph, caught, live)
-        graph.cut_at_boundary()
-        self._outputs = self._inputs = ()
+        self._graph, self._outputs, self._inputs = graph, (), ()
         self._state = "dx done"
         return found
 
@@ -124,10 +124,11 @@ class SplitBackward:
             SessionError: before dx, or a second time.
         """
         self._enter("dx done", "dw")
+        self._graph.cut_at_boundary()
         try:
             return _engine(self._edges, self._grads, self._weights, retain=False)
         finally:
-            self._edges, self._grads = [], []
+            self._graph, self._edges, self._grads = None, [], []
 
     def _enter(self, expected: str, half: str) -> None:
         if self._state != expected:
