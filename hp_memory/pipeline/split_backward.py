@@ -6,8 +6,8 @@ that isn't a weight's, and runs the engine once more, from the boundary with the
 computes what belongs to the other. Outputs that lead to no input (the first stage) are their own boundary: dw does all
 the work.
 
-The whole graph lives until dw, although half of it isn't read after dx. Letting go of it earlier gains little, because
-in MindSpore 2.10 a saved tensor holds the node that made it, and breaks: nobody else owns the node of a custom function.
+The whole graph lives until dw, although half of it isn't read after dx. Letting go of it earlier gains little, since in
+MindSpore 2.10 a saved tensor holds the node that made it, and breaks: nobody else owns the node of a custom function.
 """
 
 from __future__ import annotations
