@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import mindspore as ms
 import pytest
 from mindspore import mint, ops
 
-from hp_memory.activation import observe
+from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper, observe
 
 # all2all moves tokens and needs nothing for backward; resort neither; gmm saves its input; its output is read by the
 # combine behind the chain, which is replayed.
@@ -86,3 +87,58 @@ def test_chain_exclude_keeps_one_output_of_three(chain_model, steps, tensor, ste
         shared = 1 if outputs == 3 else 0
         assert reasons.count("output kept for replay") + shared == outputs
         assert reasons.count("saved for backward") == 1
+
+
+@pytest.mark.parametrize("early_stop", [False, True])
+def test_region_at_the_tail_with_nothing_else_saved(steps, tensor, early_stop):
+    """Reading the region's own input is what starts the replay; an early stop must not end it before the region."""
+    calls = []
+
+    def tail(x):
+        calls.append(1)
+        return x * x
+
+    def block(call):
+        return lambda x: call(x * 1.5 + 1.0)
+
+    region = checkpoint_exclude_wrapper(tail, name="tail")
+    want = steps.run(block(lambda x: x * x), tensor(3, 4))
+    assert steps.same(want, steps.run(checkpoint_wrapper(block(region), early_stop=early_stop), tensor(3, 4)))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("early_stop", [False, True])
+def test_region_behind_the_last_saved_tensor(steps, tensor, early_stop):
+    region = checkpoint_exclude_wrapper(lambda x: x * x, name="tail")
+
+    def block(call):
+        return lambda x: call(ops.tanh(x) * 2.0)
+
+    want = steps.run(block(lambda x: x * x), tensor(3, 4))
+    assert steps.same(want, steps.run(checkpoint_wrapper(block(region), early_stop=early_stop), tensor(3, 4)))
+
+
+def test_hooks_around_the_block_get_its_inputs(steps, tensor):
+    """An offload of somebody else packs the block inputs; what regions keep stays with the regions."""
+    packed = []
+
+    def pack(saved):
+        packed.append(tuple(saved.shape))
+        return saved.data
+
+    def under_hooks(call):
+        def run(x):
+            with ms.saved_tensors_hooks(pack, lambda saved: saved):
+                return call(x)
+
+        return run
+
+    region = checkpoint_exclude_wrapper(lambda x: x * x, name="r")
+    block = checkpoint_wrapper(lambda x: ops.tanh(region(ops.tanh(x))))
+
+    def plain(x):
+        y = ops.tanh(x)
+        return ops.tanh(y * y)
+
+    assert steps.same(steps.run(plain, tensor(3, 4)), steps.run(under_hooks(block), tensor(3, 4)))
+    assert (3, 4) in packed
