@@ -192,7 +192,7 @@ def peak_picture(found: Estimate, path: Path) -> Picture:
     """What is alive at the peak of the working set: by region of the layer that runs."""
     peak = found.worst.worst.peak
     parts = sorted(peak.by_region.items(), key=lambda pair: pair[1])
-    figure, axes = new_figure(8, 0.6 + 0.3 * len(parts))
+    figure, axes = new_figure(8, 1.6 + 0.3 * len(parts))
     names = [name or "between regions" for name, _ in parts]
     colours = ["#d62728" if name == GRADIENTS else "#4c78a8" for name, _ in parts]
     axes.barh(names, [nbytes / GIB for _, nbytes in parts], color=colours)
