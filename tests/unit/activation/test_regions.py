@@ -325,26 +325,31 @@ class TestParameters:
             ms.grad(lambda x: checkpoint(gives, x).to_local().sum())(tensor(3, 4))
 
     def test_gathered_weight_is_not_held_and_is_found_again(self, steps, tensor):
-        """A sharded parameter holds the gathered values during forward and backward only."""
+        """A sharded parameter has its gathered values (4 MiB here) during forward and backward only."""
+        full, shard = tensor(1024, 1024, seed=6).asnumpy() / 32, tensor(2, 4)
         experts = self.cell(tensor, lambda cell, x: mint.matmul(x, cell.w))
-        full = experts.w.asnumpy().copy()
         region = checkpoint_exclude_wrapper(experts, name="gmm")
-        wrapped = checkpoint_wrapper(lambda x: region(ops.tanh(x)))
-        storages = []
+        wrapped = checkpoint_wrapper(lambda x: ops.tanh(region(ops.tanh(x))))
+        freed = []
 
         def gather():
-            experts.w.set_data(ms.Tensor(full), slice_shape=True)
+            experts.w.set_data(ms.Tensor(full) * 1.0, slice_shape=True)
 
         def loss(x):
+            gather()
             out = wrapped(x).sum()
-            storages.append(experts.w.untyped_storage().data_ptr())
-            experts.w.set_data(ms.Tensor(full[:2]), slice_shape=True)
+            gathered = block_of(experts.w)
+            experts.w.set_data(shard, slice_shape=True)
+            freed.append(was_freed(gathered))
             gather()
             return out
 
-        want = steps.run(lambda x: mint.matmul(ops.tanh(x), experts.w), tensor(3, 4))
-        got = steps.run(loss, tensor(3, 4))
-        assert steps.same(want[1:], got[1:])
+        x = tensor(16, 1024)
+        want = steps.run(lambda x: ops.tanh(mint.matmul(ops.tanh(x), ms.Tensor(full))), x)
+        for _ in range(2):
+            got = steps.run(loss, x)
+            assert steps.same(want, got)
+        assert freed == [True, True]
 
     def test_a_weight_that_is_still_sharded_in_backward_is_named(self, tensor):
         experts = self.cell(tensor, lambda cell, x: mint.matmul(x, cell.w))
