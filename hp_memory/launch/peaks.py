@@ -32,6 +32,14 @@ def device_peaks() -> dict:
     return {"kind": MEASURED, "taken": "peak of the run", "allocated": allocated, "reserved": reserved}
 
 
+def device_memory() -> dict:
+    """What this process has allocated on its device now, for a line of progress; empty on a CPU."""
+    import mindspore as ms
+
+    allocated = ms.runtime.memory_allocated()
+    return {"memory_bytes": allocated, "memory_kind": MEASURED} if allocated else {}
+
+
 def write_rank_report(run_dir: Path, rank: int, **facts: object) -> None:
     """Adds to ``<run_dir>/reports/rank_<rank>.json``, which the launcher collects."""
     file = run_dir / "reports" / f"rank_{rank}.json"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hp_memory.install import install
 from hp_memory.launch.environment import RESUME
-from hp_memory.launch.peaks import device_peaks, write_rank_report
+from hp_memory.launch.peaks import device_memory, device_peaks, write_rank_report
 from hp_memory.layout import from_dict
 from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.reference import Model, build, region_map

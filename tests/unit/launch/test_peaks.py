@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch.peaks import device_peaks, measured, peaks_table, read_estimate, write_rank_report
+from hp_memory.launch.peaks import device_memory, device_peaks, measured, peaks_table, read_estimate, write_rank_report
 from hp_memory.launch.supervise import read_reports
 
 MIB = 2**20
@@ -15,6 +15,7 @@ MIB = 2**20
 
 def test_cpu_has_no_device_memory_and_says_so(mindspore):
     assert device_peaks() == {"kind": "not available"}
+    assert device_memory() == {}
     assert measured({0: {"peaks": device_peaks()}, 1: {}}, 2, 1) == []
 
 
