@@ -87,7 +87,14 @@ def run_steps(
         losses.append(trainer.train_step(batches.step(trainer.step)))
         seconds = time.perf_counter() - began
         busiest = round(busiest_expert(trainer.model), 3)
-        progress.write(step=trainer.step, loss=losses[-1], seconds=round(seconds, 4), tokens=tokens, busiest=busiest)
+        progress.write(
+            step=trainer.step,
+            loss=losses[-1],
+            seconds=round(seconds, 4),
+            tokens=tokens,
+            busiest=busiest,
+            **device_memory(),
+        )
         if is_due(trainer.step, settings):
             progress.write(phase="checkpoint", step=trainer.step)
             save(trainer, settings, run_dir)
