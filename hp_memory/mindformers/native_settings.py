@@ -41,17 +41,8 @@ _PATHS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("shared_experts",), "mlp.shared_experts"),
 )
 _EXPERTS_ALONE = ("dispatch.permute", "gmm.up", "compute.act", "gmm.down", "combine.unpermute")
-_REPLAY_PATHS = (
-    (_EXPERTS_ALONE, "mlp.experts"),
-    (
-        (
-            *("dispatch.permute", "all2all.in", "compute.resort", "gmm.up", "compute.act", "gmm.down"),
-            *("combine.unsort", "all2all.out", "combine.unpermute"),
-        ),
-        "mlp.experts",
-    ),
-    *_PATHS,
-)
+# With expert parallelism the cell's hooks dispatch and combine: replaying it replays these too.
+_EXPERTS_SPREAD = (*_EXPERTS_ALONE, "all2all.in", "compute.resort", "combine.unsort", "all2all.out")
 _EXCLUDE_PATHS = (
     (("gmm.up", "compute.act", "gmm.down"), "mlp.experts.experts_forward"),
     (("router",), "mlp.router"),
@@ -73,6 +64,7 @@ def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[s
     Raises:
         ConfigError: naming the first thing that this version has no setting for.
     """
+    experts = _EXPERTS_ALONE if _alone(plan) else _EXPERTS_SPREAD
     work = [(layer, _replayed(plan, layer)) for layer in plan.layers]
     work = [(layer, replayed) for layer, replayed in work if replayed]
     # A replayed block with exceptions; a saved block of which parts are replayed is the other kind.
@@ -80,7 +72,7 @@ def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[s
     parts: dict[str, list[int]] = {}
     for layer, replayed in work:
         if layer not in whole:
-            for name in _cover(layer, replayed, _REPLAY_PATHS, version, path, "replay"):
+            for name in _cover(layer, replayed, ((experts, "mlp.experts"), *_PATHS), version, path, "replay"):
                 parts.setdefault(name, []).append(layer.layer)
     recompute: dict[str, Any] = {"mode": "select" if parts else "full" if whole else "None"}
     if whole:
@@ -91,6 +83,11 @@ def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[s
     if excluded:
         recompute["exclude_op"] = excluded
     return {"recompute": recompute, "recompute_comm": {"enable": False}, "swap": {"enable": False}}
+
+
+def _alone(plan: ActivationPlan) -> bool:
+    """Whether there is no expert parallelism."""
+    return "all2all.in" in plan.fingerprint.absent
 
 
 def _replayed(plan: ActivationPlan, layer: LayerPlan) -> tuple[str, ...]:
@@ -140,7 +137,7 @@ def _names(plan: ActivationPlan, layer: LayerPlan, path: str) -> set[str]:
 
 def _by_path(plan: ActivationPlan, whole: list[LayerPlan], path: str) -> dict[str, list[str]]:
     """2.1's ``exclude_op``: layers by path."""
-    alone = _EXCLUDE_ALONE if "all2all.in" in plan.fingerprint.absent else ()
+    alone = _EXCLUDE_ALONE if _alone(plan) else ()
     found: dict[str, list[int]] = {}
     for layer in whole:
         for name in _cover(layer, _saved(plan, layer), (*_EXCLUDE_PATHS, *alone), "2.1", path, "save"):

@@ -78,6 +78,17 @@ def test_parts_of_a_saved_block():
     }
 
 
+def test_replayed_experts_take_their_exchanges_with_them():
+    """The experts' cell dispatches and combines in its hooks: it can't be replayed without the exchanges."""
+    experts = ["dispatch.permute", "gmm", "compute.act", "combine.unpermute"]
+    alone = recompute("2.0", ALONE, default="save", recompute=experts)
+    assert alone["select_module"]["mlp.experts"] == ["1-3"]
+    with pytest.raises(ConfigError, match="no path to replay dispatch"):
+        recompute("2.0", default="save", recompute=experts)
+    whole = recompute("2.0", default="save", recompute=["dispatch.permute", "all2all", "compute", "gmm", "combine"])
+    assert whole["select_module"]["mlp.experts"] == ["1-3"]
+
+
 def test_layers_with_layouts_of_their_own():
     layout = {"default": "save", "layers": [LayerOverride(layers="0-1", default="recompute")]}
     settings = recompute("2.1", **layout)
