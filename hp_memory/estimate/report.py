@@ -11,12 +11,14 @@ from matplotlib.axes import Axes
 
 from hp_memory.estimate.estimate import Estimate, Stage
 from hp_memory.estimate.liveness import GRADIENTS
+from hp_memory.estimate.stage import Moment
 from hp_memory.layout.layers import format_layers
 from hp_memory.report.figures import figure_file, new_figure
 from hp_memory.report.page import Part, Picture, Text, write_page
 from hp_memory.report.table import Table
 
 GIB = 2**30
+_SHOWN = 60
 ERROR_BAND = (
     "Held bytes are exact for the operations that ran (checked against storage probes where the same kernels run). "
     "Not modelled: kernels' workspaces, and what Ascend kernels save that the traced backward doesn't read; they are "
@@ -154,17 +156,22 @@ def timeline_picture(found: Estimate, path: Path) -> Picture:
     """Memory of the worst rank over the schedule's steps, stacked: static terms, then what is held by region."""
     stage = found.worst
     figure, axes = new_figure(11, 5)
-    steps = range(len(stage.moments))
-    layers = {"static": [stage.static_bytes / GIB] * len(steps)} | _by_region_over_time(stage)
+    # The middle of a long schedule repeats itself.
+    shown = stage.moments[: max(_SHOWN, 4 * found.schedule.ranks)]
+    steps = range(len(shown))
+    layers = {"static": [stage.static_bytes / GIB] * len(steps)} | _by_region_over_time(stage, shown)
     axes.stackplot(steps, *layers.values(), labels=list(layers), step="post", linewidth=0)
-    peaks = [(stage.static_bytes + m.nbytes) / GIB for m in stage.moments]
+    peaks = [(stage.static_bytes + m.nbytes) / GIB for m in shown]
     axes.plot(steps, peaks, color="black", linewidth=0.8, label="peak within the step", drawstyle="steps-post")
     axes.axhline(
         found.device / GIB, color="red", linestyle="--", linewidth=1, label=f"device {found.device / GIB:g} GiB"
     )
     axes.set(xlabel="step of the schedule", ylabel="GiB", xlim=(0, len(steps) - 1))
     axes.legend(fontsize=7, ncols=2, loc="upper left", bbox_to_anchor=(1, 1))
-    return figure_file(figure, path, f"Rank {stage.rank} over {found.schedule.name}, layout {_layouts(found)}")
+    words = f"Rank {stage.rank}, layout {_layouts(found)}: the first {len(shown)} of {len(stage.moments)} steps of "
+    return figure_file(
+        figure, path, f"{words}{found.schedule.name}; regions by their share of what a micro-batch holds"
+    )
 
 
 def _device_line(axes: Axes, nbytes: int) -> None:
@@ -172,10 +179,11 @@ def _device_line(axes: Axes, nbytes: int) -> None:
 
 
 def _layouts(found: Estimate) -> str:
-    return ", ".join(dict.fromkeys(layer.layout.name for layer in found.plan.layers))
+    # An override's name is that of its layout, a plus and its layers.
+    return ", ".join(dict.fromkeys(layer.layout.name.partition("+")[0] for layer in found.plan.layers))
 
 
-def _by_region_over_time(stage: Stage) -> dict[str, list[float]]:
+def _by_region_over_time(stage: Stage, shown: Sequence[Moment]) -> dict[str, list[float]]:
     """Held GiB after each step, by region: what is held scales with what one micro-batch holds of each region."""
     held: dict[str, int] = {}
     for unit in (u for units in stage.units.values() for u in units):
@@ -183,7 +191,7 @@ def _by_region_over_time(stage: Stage) -> dict[str, list[float]]:
             held[region] = held.get(region, 0) + nbytes
     total = sum(held.values()) or 1
     return {
-        region: [m.after / GIB * nbytes / total for m in stage.moments]
+        region: [m.after / GIB * nbytes / total for m in shown]
         for region, nbytes in sorted(held.items(), key=lambda pair: -pair[1])
     }
 
@@ -220,8 +228,7 @@ def comparison(found: Sequence[Estimate], path: Path) -> list[Part]:
     for limit in dict.fromkeys(e.device for e in found):
         _device_line(axes, limit)
     axes.set_ylabel("GiB on the worst rank")
-    axes.tick_params(axis="x", labelrotation=20)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.25), ncols=3)
     picture = figure_file(figure, path, "Worst rank of each layout")
     return [
         Table("Layouts side by side", columns, rows, "worst pipeline rank; MODELLED and TRACED as in each run"),
