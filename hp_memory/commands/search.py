@@ -95,7 +95,7 @@ def _curve_picture(curve: list[tuple[int, float]], cfg: SearchConfig, path: Path
     axes.axvline(bytes_of(cfg.budget, "budget") / GIB, color="red", linestyle="--", linewidth=1, label="budget")
     axes.set(xlabel="budget per device, GiB", ylabel=f"replay per micro-batch, {unit}", ylim=(0, None))
     axes.legend()
-    return figure_file(figure, path, "What more memory buys: each point is a plan within 1% of the optimum")
+    return figure_file(figure, path, "What more memory buys: each point is a plan that fits, near the optimum")
 
 
 def _data(cfg: SearchConfig, plan: Plan, peak: int, curve: list[tuple[int, float]]) -> dict[str, Any]:

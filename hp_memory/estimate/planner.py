@@ -184,12 +184,23 @@ class Planner:
         return max(found, key=lambda blame: blame.least)
 
     def curve(self, low: int, points: int) -> list[tuple[int, float]]:
-        """Budgets from ``low`` to where nothing need be replayed, and the cost of the cheapest plan at each."""
+        """Budgets from ``low`` to where nothing need be replayed, and the cost of a good plan at each.
+
+        Chosen from fewer options (``cheapest_for_held``) and to 1 %, which is an upper bound on the least cost.
+        """
         high = self.estimate(LayoutSettings(name="none", default="save")).worst.peak
         step = max(1, (high - low) // (points - 1))
         budgets = [low + i * step for i in range(points - 1)] + [max(high, low)]
-        plans = [(budget, self.solve(budget, gap=0.01)) for budget in budgets]
-        return [(budget, plan.cost) for budget, plan in plans if plan is not None]
+        fewer = {id(o): cheapest_for_held(o) for problem in self.ranks for o in (s.options for s in problem.slots)}
+        found = []
+        for budget in budgets:
+            choices = []
+            for problem in self.ranks:
+                slots = [replace(slot, options=fewer[id(slot.options)]) for slot in problem.slots]
+                choices.append(solve(slots, problem.where, problem.room(budget, self.settings.fragmentation), 0.01))
+            if None not in choices:
+                found.append((budget, sum(choice.cost for choice in choices)))
+        return found
 
     def estimate(self, layout: LayoutSettings) -> Estimate:
         """The timeline of a layout: what shows that a plan fits."""
@@ -205,6 +216,15 @@ class Planner:
             costs = replay_costs(traced, self.search, self.settings.device)
             total += sum(costs[r] for r in (*replayed, "")) if replayed else 0.0
         return total
+
+
+def cheapest_for_held(ways: Sequence[Option]) -> list[Option]:
+    """The options that no other one matches or beats in held bytes and cost alone, cheapest first."""
+    kept: list[Option] = []
+    for option in sorted(ways, key=lambda o: (o.cost, o.unit.held)):
+        if not kept or option.unit.held < kept[-1].unit.held:
+            kept.append(option)
+    return kept
 
 
 def _alike(a: LayerTrace, b: LayerTrace) -> bool:

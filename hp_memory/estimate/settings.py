@@ -109,7 +109,7 @@ class SearchSettings:
     """Milliseconds that one replay of a region takes in one layer, for ``cost=given``."""
     per: str = "layer"
     """Choose a layout for each layer, or one per kind of layer in a ``stage``."""
-    curve: int = 12
+    curve: int = 6
     """Budgets at which the trade-off curve is computed."""
 
     def validate(self, path: str = "search") -> None:
