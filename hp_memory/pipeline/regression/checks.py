@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hp_memory.install import Receipt
+from hp_memory.install import Receipt, Wrapped
 from hp_memory.pipeline.chunk import Chunk
 from hp_memory.pipeline.regression.cases import Case
 from hp_memory.pipeline.regression.model import EMBEDDING, HEAD
@@ -73,14 +73,18 @@ def whole_batch(own: Arrays, losses: Sequence[float], reference: Reference) -> s
     return None
 
 
+def _excluded(receipts: Mapping[int, Receipt]) -> Iterator[Wrapped]:
+    for receipt in receipts.values():
+        yield from (place for place in receipt.wrapped if place.how in ("saved", "saved as one"))
+
+
 def excluded_bodies(case: Case, receipts: Mapping[int, Receipt], probes: Probes) -> str | None:
     """Each excluded body ran once per micro-batch, on every chunk."""
     wrong = []
-    for receipt in receipts.values():
-        for place in receipt.wrapped:
-            name = f"{place.layer}/{place.path.split('.', 2)[-1]}"
-            if place.how in ("saved", "saved as one") and probes.bodies[name] != case.microbatches:
-                wrong.append(f"{name} ran {probes.bodies[name]} times")
+    for place in _excluded(receipts):
+        name = f"{place.layer}/{place.path.split('.', 2)[-1]}"
+        if probes.bodies[name] != case.microbatches:
+            wrong.append(f"{name} ran {probes.bodies[name]} times")
     return f"{', '.join(wrong)} in {case.microbatches} micro-batches" if wrong else None
 
 
@@ -99,8 +103,9 @@ def bindings(case: Case, receipts: Mapping[int, Receipt], probes: Probes) -> str
     wrong = probes.misbound + probes.unlike
     if wrong:
         return f"{wrong[0]} ({len(wrong)} in all)"
-    saved = [w for r in receipts.values() for w in r.wrapped if w.how == "saved" and w.regions != ("dispatch.counts",)]
-    for place in saved:
+    for place in _excluded(receipts):
+        if place.regions == ("dispatch.counts",):  # integers: there is nothing to differentiate
+            continue
         name = f"{place.layer}/{place.path.split('.', 2)[-1]}"
         if probes.witnessed[name] < case.microbatches:
             return f"backward read the input of {name} {probes.witnessed[name]} times only"
