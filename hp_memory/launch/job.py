@@ -49,7 +49,7 @@ def launch(
     if settings.action != "run":
         return _write(plan, console)
     if settings.dry_run:
-        console.print(plan.in_words(), markup=False, highlight=False, soft_wrap=True)
+        _say(console, plan.in_words())
         return 0
     estimate = peaks.read_estimate(settings.estimate)
     outcome = _run_with_restarts(plan, task_for, env, parallel, console)
@@ -60,14 +60,18 @@ def launch(
     return outcome.exit_code
 
 
+def _say(console: Console, text: str) -> None:
+    """Text as it is: paths and commands are to be copied, so they are neither wrapped nor coloured."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _write(plan: LaunchPlan, console: Console) -> int:
     files = render.render(plan)
     for name, text in files.items():
         if plan.settings.dry_run:
-            console.print(f"# {name}\n{text}", markup=False, highlight=False, soft_wrap=True)
+            _say(console, f"# {name}\n{text}")
         else:
-            path = render.write(plan, name, text)
-            console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+            _say(console, f"wrote {render.write(plan, name, text)}")
     return 0
 
 
@@ -106,20 +110,18 @@ def _plan_again(plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str]) -> 
 
 
 def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
-    begin = restart.last_complete(plan.run_dir) if attempt else None
     if attempt:
-        console.print(
-            f"restart {attempt} of {plan.settings.max_restarts} from {begin or 'the beginning'}", markup=False
-        )
+        begin = restart.last_complete(plan.run_dir) or "the beginning"
+        _say(console, f"restart {attempt} of {plan.settings.max_restarts} from {begin}")
     checks = preflight.preflight(plan)
     console.print(preflight.table(checks))
     preflight.refuse(checks)
     _save(plan, f"plan_{attempt}", plan.to_dict())
-    console.print(
+    _say(
+        console,
         f"{plan.world_size} workers on {plan.total_nodes} node(s), scheduler at {plan.master_addr}:{plan.master_port},"
         f" logs in {plan.run_dir}/logs",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    )
     with view.Watcher(console) as watcher:
         outcome = supervise.run(
             plan, watcher, say=lambda text: console.print(text, style="yellow", markup=False, soft_wrap=True)
