@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -126,7 +127,9 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
         outcome = supervise.run(
             plan, watcher, say=lambda text: console.print(text, style="yellow", markup=False, soft_wrap=True)
         )
-    _save(plan, f"outcome_{attempt}", asdict(outcome))
+    # A full disk may be what ended the job: it must not hide that.
+    with contextlib.suppress(OSError):
+        _save(plan, f"outcome_{attempt}", asdict(outcome))
     return outcome
 
 
