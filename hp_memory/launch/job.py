@@ -118,11 +118,7 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
     console.print(preflight.table(checks))
     preflight.refuse(checks)
     _save(plan, f"plan_{attempt}", plan.to_dict())
-    _say(
-        console,
-        f"{plan.world_size} workers on {plan.total_nodes} node(s), scheduler at {plan.master_addr}:{plan.master_port},"
-        f" logs in {plan.run_dir}/logs",
-    )
+    _say(console, f"{plan.size_in_words()}, logs in {plan.run_dir}/logs")
     with view.Watcher(console) as watcher:
         outcome = supervise.run(
             plan, watcher, say=lambda text: console.print(text, style="yellow", markup=False, soft_wrap=True)

@@ -58,12 +58,14 @@ class LaunchPlan:
         """The port msrun's scheduler listens on, on the one node that has it; None elsewhere."""
         return self.master_port if node == 0 and self.settings.launcher == "msrun" else None
 
+    def size_in_words(self) -> str:
+        """How many workers where, and the scheduler's address if there is one."""
+        scheduler = f", scheduler at {self.master_addr}:{self.master_port}" if self.settings.launcher == "msrun" else ""
+        return f"{self.world_size} workers on {self.total_nodes} node(s){scheduler}"
+
     def in_words(self) -> str:
         """Every command and environment, as text for people."""
-        head = (
-            f"{self.world_size} workers on {self.total_nodes} node(s), scheduler at {self.master_addr}:"
-            f"{self.master_port}, run directory {self.run_dir}"
-        )
+        head = f"{self.size_in_words()}, run directory {self.run_dir}"
         return "\n\n".join([head, *(self._node_in_words(node) for node in self.nodes)])
 
     def _node_in_words(self, node: NodePlan) -> str:
