@@ -24,6 +24,7 @@ from mindspore.common._grad_function import _Function
 
 from hp_memory.errors import ConfigError
 from hp_memory.estimate import tensor_parallel, values
+from hp_memory.estimate.light_import import left_out
 from hp_memory.estimate.model import (
     HEAD_REGIONS,
     LayerCheck,
@@ -144,7 +145,8 @@ def prepare() -> str:
     line = standin.activate()
     # MindFormers writes its logs to a folder that it reads while it is imported.
     os.environ.setdefault("LOCAL_DEFAULT_PATH", tempfile.mkdtemp(prefix="mindformers-"))
-    trainer = importlib.import_module("mindformers.pynative.trainer.trainer")
+    with left_out():
+        trainer = importlib.import_module("mindformers.pynative.trainer.trainer")
     trainer.patch_pynative_modules()
     trainer.enable_mindspore_backward_compat()
     importlib.import_module("hp_memory.mindformers.qwen3_moe")

@@ -15,7 +15,6 @@ import yaml
 
 from hp_memory.errors import ConfigError
 from hp_memory.layout import LayerOverride, LayoutSettings
-from hp_memory.mindformers.native_settings import _NAMES, _REPLAY_PATHS
 from hp_memory.models.mindformers_settings import FAMILIES
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 from hp_memory.pipeline.settings import PipelineSettings
@@ -99,6 +98,28 @@ _NO_MEMORY = (
     *("param_init_type", "offset", "ignore_token_id", "batch_size", "moe_layer_freq", "n_layers"),
     "moe_router_enable_expert_bias",
 )
+_EXPERTS = (
+    *("dispatch.permute", "all2all.in", "compute.resort", "gmm.up", "compute.act", "gmm.down"),
+    *("combine.unsort", "all2all.out", "combine.unpermute"),
+)
+# What MindFormers replays by a module's path, and excludes by a part of an operation's name.
+_PATHS: dict[str, tuple[str, ...]] = {
+    "self_attention": ("attention.qkv", "attention.core", "attention.out"),
+    "self_attention.core_attention": ("attention.core",),
+    "self_attention.linear_proj": ("attention.out",),
+    "input_layernorm": ("attention.norm",),
+    "pre_mlp_layernorm": ("mlp.norm",),
+    "mlp.experts": _EXPERTS,
+    "mlp.shared_experts": ("shared_experts",),
+    "mlp.linear_fc1": ("mlp.up",),
+    "mlp.linear_fc2": ("mlp.down",),
+}
+_OPERATIONS: dict[str, tuple[str, ...]] = {
+    "topk": (),  # the routing decision, which is always saved
+    "alltoall": ("all2all.in", "all2all.out"),
+    "groupedmatmul": ("gmm.up", "gmm.down"),
+    "flashattention": ("attention.core",),
+}
 # Settings that move or keep memory in a way that isn't modelled, with the values that mean "off".
 _MUST_BE_OFF = {
     "parallelism.cpu_offload": (False,),
@@ -272,15 +293,14 @@ def _saved_names(names: Any) -> list[str]:
         raise ConfigError("yaml:recompute.exclude_op", names, "only 2.0's list of operation names is read")
     regions: list[str] = []
     for name in names:
-        meant = [r for group, words in _NAMES for r in group if any(word in str(name).lower() for word in words)]
+        meant = [groups for word, groups in _OPERATIONS.items() if word in str(name).lower()]
         if not meant:
-            raise ConfigError("yaml:recompute.exclude_op", name, "no region means this operation")
-        regions += [r for r in meant if r not in regions and r != "router"]
+            raise ConfigError("yaml:recompute.exclude_op", name, "no region means this operation", _OPERATIONS)
+        regions += [region for groups in meant for region in groups if region not in regions]
     return regions
 
 
 def _regions_of(path: str) -> list[str]:
-    known = {name: regions for regions, name in _REPLAY_PATHS}
-    if path not in known:
-        raise ConfigError("yaml:recompute.select_module", path, "no region means this path", known)
-    return list(known[path])
+    if path not in _PATHS:
+        raise ConfigError("yaml:recompute.select_module", path, "no region means this path", _PATHS)
+    return list(_PATHS[path])
