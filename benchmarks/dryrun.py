@@ -2,6 +2,7 @@
 
     python benchmarks/dryrun.py cost        # DeepSeek-V3 671B: time, memory, growth with layers and experts
     python benchmarks/dryrun.py peak        # the reference model on a CPU: estimated and measured peak of a layer
+    python benchmarks/dryrun.py kernels     # MindFormers on a CPU and on the meta device: what each region saves
     python benchmarks/dryrun.py recipes     # hand-written recomputation recipes against the search, no more memory each
 
 A CPU has no allocator statistics: there the peak is the growth of the process' high-water mark between the inputs and
@@ -158,6 +159,76 @@ def peak() -> None:
         )
 
 
+TINY = ("recipe=tiny_deepseek_v3", "estimate.dtype=float32")
+
+
+def saved_on_cpu() -> None:
+    """What each region of MindFormers' MoE layer saves with the CPU's stand-in kernels, as bytes per storage."""
+    import importlib
+
+    import mindspore as ms
+    import numpy as np
+
+    from hp_memory.activation import observe
+    from hp_memory.estimate.mindformers_engine import build
+    from hp_memory.install import install
+    from hp_memory.layout import build_plan
+    from hp_memory.mindformers import environment
+    from hp_memory.models.mindformers_map import gpt_model, region_map
+    from hp_memory.models.mindformers_settings import fingerprint
+
+    ms.set_device("CPU")
+    ms.runtime.launch_blocking()
+    cfg = config(*TINY)
+    environment.prepare(1)
+    trainer = importlib.import_module("mindformers.pynative.trainer.trainer")
+    trainer.patch_pynative_modules()
+    trainer.enable_mindspore_backward_compat()
+    gpt = gpt_model(build(cfg.model, "float32"))
+    gpt.set_train(True)
+    for parameter in gpt.get_parameters():
+        parameter.set_data(ms.Tensor(np.full(parameter.shape, 0.01, np.float32)).astype(parameter.dtype))
+    install(gpt, build_plan(layout("none"), fingerprint(cfg.model, cfg.parallel)), region_map(gpt))
+    ids = ms.ops.ones((cfg.train.micro_batch_size, cfg.model.seq_length), ms.int32)
+    with observe() as seen:
+        loss = gpt(input_ids=ids, labels=ids)[0]
+        held = [h for h in seen.held if h.region.startswith("layers.1/")]
+    assert np.isfinite(loss.asnumpy()).all()
+    print("RESULT " + json.dumps([[h.region.partition("/")[2], h.nbytes, h.dtype, list(h.shape)] for h in held]))
+
+
+def kernels() -> None:
+    """A row per region where the two differ."""
+    from collections import Counter
+
+    from hp_memory.estimate.held import held_by
+    from hp_memory.estimate.model import Workload, trace
+
+    command = [sys.executable, __file__, "kernels", "--layout", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    real: dict[str, Counter] = {}
+    for region, nbytes, dtype, _ in json.loads(line.removeprefix("RESULT ")):
+        real.setdefault(region, Counter())[nbytes, dtype] += 1
+    cfg = config(*TINY)
+    traced = trace(Workload(cfg.model, cfg.parallel, cfg.train.micro_batch_size, "float32")).layers["moe"]
+    meta: dict[str, Counter] = {}
+    for entry in held_by(traced, ()):
+        storage = traced.storages[entry.storage]
+        meta.setdefault(entry.region, Counter())[storage.nbytes, storage.dtype] += 1
+    print("| region | only with the CPU's kernels | only on the meta device |\n|---|---|---|")
+    for region in traced.regions:
+        a, b = real.get(region, Counter()), meta.get(region, Counter())
+        if a != b:
+            print(f"| {region} | {_words(a - b)} | {_words(b - a)} |")
+    same = [r for r in traced.regions if real.get(r) == meta.get(r)]
+    print(f"equal: {', '.join(same)}")
+
+
+def _words(storages: Any) -> str:
+    return ", ".join(f"{n} x {nbytes} B {dtype}" for (nbytes, dtype), n in sorted(storages.items())) or "-"
+
+
 def recipes() -> None:
     """For each published recipe, the search with each rank's memory under that recipe as its budget."""
     from hp_memory.estimate.planner import Planner
@@ -183,10 +254,10 @@ def recipes() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("cost", "peak", "recipes"))
+    parser.add_argument("what", choices=("cost", "peak", "kernels", "recipes"))
     parser.add_argument("--layout", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.layout:
-        peak_of(asked.layout)
+        saved_on_cpu() if asked.layout == "cpu" else peak_of(asked.layout)
     else:
-        {"cost": cost, "peak": peak, "recipes": recipes}[asked.what]()
+        {"cost": cost, "peak": peak, "kernels": kernels, "recipes": recipes}[asked.what]()
