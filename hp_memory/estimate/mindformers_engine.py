@@ -50,7 +50,8 @@ NOTES = (
     "tensor parallel ranks hold their heads, their part of dense and shared MLPs and of the vocabulary, and between "
     "those an equal part of the sequence; the loss is taken over each rank's own part of the vocabulary",
     "collectives are shape rules: rows sent and received per rank come from the routing",
-    "GroupedMLP.unpermute writes rows in place, which the meta device can't: an equal gather stands there",
+    "without expert parallelism GroupedMLP indexes rows and writes them in place, which the meta device can't: equal "
+    "gathers stand there",
     "what MindFormers logs of auxiliary and MTP losses is left out",
 )
 
@@ -100,6 +101,15 @@ class _Travel(_Function):
         return mint.zeros(ctx.back, dtype=grad.dtype), None
 
 
+def _permute(self: Any, tokens: Tensor, top_scores: Tensor, chosen: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+    """``GroupedMLP.permute`` with gathers in place of its indexing, which loses its gradient on the meta device."""
+    ends = self.cumsum(self.cast(counts, chosen.dtype), dim=0, dtype=ms.int64)
+    order = self.argsort(self.reshape(self.cast(chosen, ms.float32), (-1,)), stable=True)
+    scores = mint.index_select(self.reshape(top_scores, (-1,)), 0, order)
+    rows = self.reshape(tokens, (-1, tokens.shape[-1]))
+    return ends, order, scores, mint.index_select(rows, 0, mint.floor_divide(order, self.top_k))
+
+
 def _unpermute(self: Any, routed_output: Tensor, index: Tensor, probs: Tensor, shape: tuple) -> Tensor:
     """``GroupedMLP.unpermute`` with a gather in place of its indexed write; it saves the rows and the weights too."""
     weights = self.unsqueeze(self.cast(probs, routed_output.dtype), -1)
@@ -108,6 +118,7 @@ def _unpermute(self: Any, routed_output: Tensor, index: Tensor, probs: Tensor, s
 
 
 _REPLACED = (
+    ("moe.experts", "GroupedMLP", "permute", _permute),
     ("moe.experts", "GroupedMLP", "unpermute", _unpermute),
     ("moe.router", "", "save_to_aux_losses_tracker", lambda *args, **kwargs: None),
     ("multi_token_prediction", "", "save_to_mtp_losses_tracker", lambda *args, **kwargs: None),

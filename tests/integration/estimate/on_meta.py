@@ -83,6 +83,19 @@ def local_shapes() -> dict[str, Any]:
     return found
 
 
+def backward_over_forward() -> dict[str, float]:
+    """FLOPs of backward over those of forward, with and without expert parallelism: 2 if every gradient is computed."""
+    from hp_memory.estimate.model import trace
+    from hp_memory.estimate.request import workload
+
+    found = {}
+    for recipe in ("deepseek_v3_671b", "tiny_deepseek_v3"):
+        cfg = config("dryrun", f"recipe={recipe}")
+        for kind, layer in trace(workload(cfg, cfg.estimate)).layers.items():
+            found[f"{recipe}, {kind}"] = layer.flops("backward") / layer.flops("forward")
+    return found
+
+
 def commands(folder: Path) -> dict[str, Any]:
     """``dryrun``, ``dryrun yaml=``, ``compare-run`` and ``search`` on a tiny model, as their commands run them."""
     from hp_memory.commands import dryrun, search
@@ -150,5 +163,6 @@ def _refusal(call: Any) -> str:
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
-    result = {"full": full_size(), "shapes": local_shapes(), "commands": commands(where), "refusals": refusals(where)}
+    result = {"full": full_size(), "shapes": local_shapes(), "backward": backward_over_forward()}
+    result |= {"commands": commands(where), "refusals": refusals(where)}
     print("RESULT " + json.dumps(result))

@@ -29,6 +29,11 @@ def test_flops_of_a_layer_are_those_of_its_products(found):
     assert found["full"]["flops"]["dense"] == 2 * tokens * (latent + 3 * hidden * ffn) + attention
 
 
+def test_no_gradient_gets_lost_on_the_meta_device(found):
+    # A product's backward is two products; attention's is two and a half.
+    assert all(1.95 < ratio < 2.3 for ratio in found["backward"].values()), found["backward"]
+
+
 def test_it_takes_little_memory_and_a_new_layout_less_than_a_second(found):
     assert found["full"]["resident_mib"] < 1536
     # The median: this machine may be busy with something else for a moment.
