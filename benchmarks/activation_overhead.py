@@ -200,6 +200,7 @@ def main() -> None:
         rows, width, blocks, _ = BLOCKS[name]
         found["blocks"][name] = compare(rows, width, blocks, options.pairs)
         found["blocks"][name]["bytes held by a block"] = retained(rows, width)
+        print(name, json.dumps(found["blocks"][name]), flush=True)
     if not options.only:
         found["one region"] = compare(16, 16, 1, options.pairs, 10)
         found["growth"] = growth((1, 8, 32, 64), options.pairs)
