@@ -19,9 +19,12 @@ def config(*overrides):
         (["matrix.layouts=[ful]"], r"matrix.layouts\[0\]='ful'"),
         (["matrix.stages=[4]", "matrix.schedules=[zb_v]", "model.num_layers=9"], "9 layers don't divide into 8 chunks"),
         (["parallel.pipeline=4", "launch=one_node", "launch.workers_per_node=4"], "the workers form .* stages"),
-        (["parallel.pipeline=2"], "starts 1 workers|starts one process"),
+        (["parallel.pipeline=3"], "starts 1 workers|starts one process"),
         (["pipeline=1f1b"], "takes its pipelines from matrix"),
-        (["matrix.schedules=[interleaved_1f1b]"], "no schedule takes these with these stages"),
+        (
+            ["matrix.schedules=[interleaved_1f1b]", "matrix.microbatches=[4]"],
+            "no schedule takes these with these stages",
+        ),
         (["matrix.rowss=2"], "rowss"),
     ],
 )
