@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, mint
+from mindspore import Tensor, mint, ops
 from mindspore.common._grad_function import _Function
 
-from hp_memory.cpu import attention as cpu_attention
 from hp_memory.cpu import collectives as cpu_collectives
 from hp_memory.cpu import kernels as cpu_kernels
 from hp_memory.errors import ConfigError
@@ -35,9 +36,10 @@ from hp_memory.models import devices
 from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.groups import Group
 from hp_memory.models.reference.init import is_expert
-from hp_memory.models.reference.model import Model
+from hp_memory.models.reference.model import Model, next_token_loss
+from hp_memory.models.reference.model import build as build_real
 from hp_memory.models.reference.regions import region_map
-from hp_memory.models.settings import ModelSettings
+from hp_memory.models.settings import REFERENCE, ModelSettings, ParallelSettings
 
 NOTES = ("the loss on the meta device is mint's cross entropy: the trainer's own has no shape rule there",)
 
@@ -94,22 +96,47 @@ def on_meta(chosen: np.ndarray) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.callback(lambda: _restore(before))
-        # Masks are made once per shape and kept: those of the CPU can't be used here, nor these there.
-        cpu_attention._future.cache_clear()
-        stack.callback(cpu_attention._future.cache_clear)
+        # Masks and index tables are made once and kept: those of the CPU can't be used here, nor these there.
+        _forget_tables()
+        stack.callback(_forget_tables)
         stack.enter_context(values.remembered(inject))
         stack.enter_context(ms.DeviceCtx("meta"))
         yield
+
+
+def _forget_tables() -> None:
+    """Empties the caches of the kernels' modules."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("hp_memory.cpu.", "hp_memory.models.reference.")):
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 def _restore(before: tuple) -> None:
     devices.kernels, devices.collectives = before
 
 
+@cache
+def _warm_up() -> None:
+    """Runs a tiny model on the CPU, once per process, before anything runs on the meta device.
+
+    Which kernel an operation's backward uses is settled by its first run in a process; settled on the meta device, it
+    is one that a CPU lacks (softmax), and training in the same process would fail.
+    """
+    sizes = {"num_layers": 2, "hidden_size": 8, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "ffn_size": 8}
+    experts = {"first_dense_layers": 1, "num_experts": 2, "top_k": 1, "expert_ffn_size": 8, "shared_experts": 1}
+    model = build_real(ModelSettings(REFERENCE, **sizes, **experts, vocab_size=8, seq_length=4), ParallelSettings())
+    ids = ops.zeros((1, 4), ms.int32)
+    weights = ms.ParameterTuple(model.trainable_params())
+    ms.value_and_grad(lambda x: next_token_loss(model(x), x), None, weights)(ids)
+
+
 def trace(work: Workload, chosen: np.ndarray | None = None) -> ModelTrace:
     """A dense and a MoE layer, the embedding and the head; ``chosen`` (T, k) replaces the balanced routing."""
     if work.imbalance != 1:
         raise ConfigError("estimate.imbalance", work.imbalance, "the reference model is traced under a routing", (1,))
+    _warm_up()
     with on_meta(balanced(work.tokens, work.model) if chosen is None else chosen):
         small = _small(work.model, *(int(kind in work.model.kinds) for kind in ("dense", "moe")))
         model = _build(work, small)
@@ -124,6 +151,7 @@ def check(
     work: Workload, plain: ModelTrace, plan: ActivationPlan, chosen: np.ndarray | None = None
 ) -> list[LayerCheck]:
     """Each kind and layout of the plan once, installed by the installer of a real run."""
+    _warm_up()
     layers = distinct_layouts(plan)
     small = _small(work.model, *(sum(p.kind == kind for p in layers) for kind in ("dense", "moe")))
     with on_meta(balanced(work.tokens, work.model) if chosen is None else chosen):
