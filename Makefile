@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export GLOG_v ?= 3
 
-.PHONY: demo demo-mindformers test test-all test-cluster test-nightly pipeline-matrix test-mindformers-2.1 lint bench setup clean
+.PHONY: demo demo-mindformers test test-cluster test-nightly pipeline-matrix test-mindformers-2.1 lint bench setup clean
 
 setup: .venv/ready
 

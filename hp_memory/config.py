@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+import math
+import re
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -126,11 +128,16 @@ def register() -> None:
 
 
 def validate(cfg: HPConfig) -> None:
-    """Checks every group by itself; commands check what only they need.
+    """Checks every group by itself, without looking at data files; commands check what only they need.
 
     Raises:
         ConfigError: naming the config path, the value and what would have been accepted.
     """
+    _refuse_unreal_numbers(cfg, "")
+    if not re.fullmatch(r"[\w.-]*\w", cfg.name):
+        raise ConfigError("name", cfg.name, "names a folder: letters, digits, points, dashes")
+    if cfg.seed < 0:
+        raise ConfigError("seed", cfg.seed, "must be at least 0")
     if cfg.engine not in ENGINES:
         raise ConfigError("engine", cfg.engine, "no such engine", ENGINES)
     cfg.model.validate("model")
@@ -138,5 +145,15 @@ def validate(cfg: HPConfig) -> None:
     cfg.pipeline.validate("pipeline")
     cfg.offload.validate("offload")
     cfg.launch.validate("launch")
-    cfg.data.validate("data")
     cfg.train.validate("train")
+
+
+def _refuse_unreal_numbers(node: Any, path: str) -> None:
+    """NaN and infinity pass every comparison with a bound, or fail none."""
+    if isinstance(node, float) and not math.isfinite(node):
+        raise ConfigError(path, node, "must be a finite number")
+    if is_dataclass(node):
+        node = vars(node)
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        _refuse_unreal_numbers(value, f"{path}.{key}" if path else str(key))

@@ -16,6 +16,7 @@ from hp_memory.launch.job import launch
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
 from hp_memory.mindformers import hyper_offload
+from hp_memory.mindformers.refusals import refuse_untrainable
 from hp_memory.models.settings import REFERENCE
 from hp_memory.paths import make_run_dir
 from hp_memory.pipeline.settings import check_plan, with_stage_layouts
@@ -30,8 +31,11 @@ def checked_plan(cfg: HPConfig) -> ActivationPlan:
         ConfigError: for whatever can't work, before anything is written or started.
     """
     validate(cfg)
+    cfg.data.validate("data")
     if cfg.engine == "reference":
         check_vocabulary(cfg.data, cfg.model.vocab_size)
+    else:
+        refuse_untrainable(cfg)
     plan = plan_for(cfg, cfg.layout, "layout")
     check_plan(cfg.pipeline, plan, cfg.model.num_layers)
     return plan
@@ -103,4 +107,9 @@ def launch_workers(cfg: HPConfig, module: str, run_dir: Path) -> int:
         return ("python", "-m", module, "--run-dir", str(run_dir))
 
     sizes = {name: getattr(cfg.parallel, name) for name in ("data", "tensor", "context", "pipeline")}
-    return launch(launch_settings(cfg), task_for, run_dir, os.environ, sizes)
+    try:
+        return launch(launch_settings(cfg), task_for, run_dir, os.environ, sizes)
+    except ConfigError:
+        # Nothing ran: the corrected command may use the same directory.
+        (run_dir / "config.yaml").unlink(missing_ok=True)
+        raise

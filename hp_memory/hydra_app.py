@@ -77,11 +77,11 @@ def compose(command: str, overrides: list[str]) -> DictConfig:
     try:
         with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
             cfg = hydra.compose(command, overrides=overrides)
-    except (HydraException, OmegaConfBaseException) as error:
+        _refuse_added_keys(cfg, "")
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _translate(error, command, overrides) from error
     finally:
         GlobalHydra.instance().hydra = running
-    _refuse_added_keys(cfg, "")
     return cfg
 
 
@@ -115,10 +115,12 @@ def to_object(cfg: DictConfig) -> Any:
 
 def _translate(error: Exception, command: str, overrides: list[str]) -> ConfigError:
     text = str(error)
+    if isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException):
+        return ConfigError("override", " ".join(overrides), _first_line(error))
     group = re.search(r"(?:Could not find|In '.*': Could not find) '([\w/.-]+)'", text)
     if group and "/" in group.group(1):
         name, _, option = group.group(1).rpartition("/")
-        return ConfigError(name, option, "no such option in this group", _options(name))
+        return ConfigError(name, option, "no such option in this group", options(name))
     unknown = re.search(r"(?:Key|Could not (?:override|append)) '([^']*)'", text)
     where = getattr(error.__cause__, "full_key", None) or getattr(error, "full_key", None)
     if unknown and ("not in" in text or "Could not" in text):
@@ -128,7 +130,8 @@ def _translate(error: Exception, command: str, overrides: list[str]) -> ConfigEr
     return ConfigError(key, _value_of(key, overrides), _first_line(error.__cause__ or error))
 
 
-def _options(group: str) -> list[str]:
+def options(group: str) -> list[str]:
+    """The names a config group can be set to."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.utils import create_config_search_path
 

@@ -87,6 +87,9 @@ def install(model: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites], 
         raise InstallError(f"plan {getattr(model, _MARK).plan_hash} is installed in this model already")
     if not blocks:
         raise InstallError("the region map names no block: nothing would be wrapped")
+    digest = getattr(model, "fingerprint_digest", plan.fingerprint.digest)
+    if digest != plan.fingerprint.digest:
+        raise InstallError(f"the plan is for model {plan.fingerprint.digest}, this one is {digest}")
     work = [(block, _layer_plan(plan, block)) for block in blocks]
     _refuse_shared_places(blocks)
     receipt = Receipt(plan.hash(), not_applied=dict(plan.fingerprint.absent))
@@ -112,6 +115,8 @@ def _layer_plan(plan: ActivationPlan, block: BlockSites) -> LayerPlan:
     for site in block.sites:
         if not hasattr(site.owner, site.attr):
             raise InstallError(f"{site.path}: this model has no attribute {site.attr!r} there")
+        if getattr(getattr(site.owner, site.attr), "_hp_part", None) is not None:
+            raise InstallError(f"{site.path} is wrapped already: a region would be wrapped twice")
     return layer
 
 

@@ -11,7 +11,7 @@ from hp_memory.compare.job import Job, write_job
 from hp_memory.config import CompareConfig
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import checked_plan, launch_workers, plan_for, prepare_run_dir, refuse_unread_settings
-from hp_memory.hydra_app import compose, to_object
+from hp_memory.hydra_app import compose, options, to_object
 from hp_memory.layout import ActivationPlan
 from hp_memory.report.comparison import unexpected, write_report
 from hp_memory.report.table import console as make_console
@@ -21,8 +21,8 @@ WORKER = "hp_memory.compare.worker"
 
 def run(cfg: CompareConfig) -> int:
     """Compares; returns 0 only if every layout gave the first one's bits on every rank."""
-    plan = checked_plan(cfg)
     refuse_unread_settings(cfg)
+    plan = checked_plan(cfg)
     if cfg.engine != "reference":
         raise ConfigError("engine", cfg.engine, "layouts are compared on the reference model", ("reference",))
     plans = _plans(cfg)
@@ -45,8 +45,10 @@ def _plans(cfg: CompareConfig) -> dict[str, ActivationPlan]:
     for name in ("steps", "timed_steps"):
         if getattr(cfg, name) < 1:
             raise ConfigError(name, getattr(cfg, name), "must be at least 1")
-    plans = {}
-    for name in cfg.layouts:
+    plans, known = {}, options("layout")
+    for i, name in enumerate(cfg.layouts):
+        if name not in known:
+            raise ConfigError(f"layouts[{i}]", name, "no such layout", known)
         layout = to_object(compose("layout_only", [f"layout={name}"])).layout
         plans[name] = plan_for(cfg, layout, f"layouts.{name}")
     return plans

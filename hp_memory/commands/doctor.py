@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from hp_memory.config import HPConfig
+from hp_memory.config import HPConfig, validate
 from hp_memory.launch import ascend
 from hp_memory.launch.environment import inherited_job
 from hp_memory.offload.apply import capability
@@ -24,6 +24,7 @@ Finding = tuple[str, str, str]
 
 def run(cfg: HPConfig) -> int:
     """Prints the findings; returns 1 if training can't work here at all."""
+    validate(cfg)
     findings = [finding for look in LOOKS for finding in _safely(look)]
     console().print(Table("This machine", ["what", "found", "so"], findings).rich())
     return 1 if any(so.startswith("NOT") for _, _, so in findings) else 0

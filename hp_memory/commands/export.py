@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from hp_memory.config import validate
 from hp_memory.errors import ConfigError
 from hp_memory.layout import build_plan
 from hp_memory.mindformers.train_config import train_config, with_callback, with_native_settings
@@ -28,13 +29,17 @@ def run(cfg: ExportConfig) -> int:
     if cfg.output is None:
         print(text, end="")
         return 0
-    Path(cfg.output).write_text(text)
+    try:
+        Path(cfg.output).write_text(text)
+    except OSError as error:
+        raise ConfigError("output", cfg.output, f"can't be written: {error.strerror}") from error
     print(f"wrote {cfg.output}")
     return 0
 
 
 def render(cfg: ExportConfig) -> str:
     """The YAML, below a comment with the plan in words."""
+    validate(cfg)
     if cfg.to not in TARGETS:
         raise ConfigError("to", cfg.to, "no such target", TARGETS)
     plan = build_plan(cfg.layout, fingerprint(cfg.model, cfg.parallel))

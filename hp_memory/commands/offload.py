@@ -15,6 +15,7 @@ from hp_memory.offload import run as plan_graph
 from hp_memory.offload.advise import SEARCHED, Advice, advise
 from hp_memory.offload.files import mark_remote, read_graph, read_kernel_times
 from hp_memory.offload.graph import Graph
+from hp_memory.offload.graph_json import GraphFormatError
 from hp_memory.offload.hazards import Hazard, find_hazards, is_safe
 from hp_memory.offload.info import OffloadInfo
 from hp_memory.offload.pictures import draw_search, draw_timeline
@@ -33,7 +34,10 @@ def run(cfg: OffloadConfig, action: str | None) -> int:
         raise ConfigError("action", "", "is needed", ACTIONS)
     OffloadCommandSettings.validate(cfg, action)
     cfg.offload.validate("offload")
-    graph = read_graph(cfg.graph)
+    try:
+        graph = read_graph(cfg.graph)
+    except GraphFormatError as error:
+        raise ConfigError("graph", cfg.graph, str(error)) from error
     mark_remote(graph, cfg.remote)
     run_dir = make_run_dir(cfg.run_dir, cfg.run_root, cfg.name)
     code = BODIES[action](cfg, graph, run_dir)

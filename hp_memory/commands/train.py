@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from hp_memory.config import HPConfig
+from hp_memory.errors import ConfigError
 from hp_memory.experiment import checked_plan, fingerprint, launch_workers, prepare_run_dir, refuse_unread_settings
 from hp_memory.report.table import console as make_console
 from hp_memory.report.training import write_report
@@ -15,8 +16,10 @@ WORKERS = {"reference": "hp_memory.train.worker", "mindformers": "hp_memory.mind
 
 def run(cfg: HPConfig) -> int:
     """Trains; returns 0, or the launch's exit code."""
-    plan = checked_plan(cfg)
     refuse_unread_settings(cfg)
+    plan = checked_plan(cfg)
+    if cfg.launch.task:
+        raise ConfigError("launch.task", list(cfg.launch.task), "isn't the trainer: use `hp-memory launch`")
     _check_checkpoint(cfg)
     console = make_console()
     console.print(plan.in_words(), markup=False, highlight=False)

@@ -6,18 +6,12 @@ from collections.abc import Mapping
 
 from hp_memory.errors import ConfigError
 from hp_memory.launch import hccl
-from hp_memory.launch.settings import LaunchSettings
+from hp_memory.launch.settings import JOB_VARIABLES, LaunchSettings
 
 RUN_ID = "HP_MEMORY_RUN_ID"
 NODE = "HP_MEMORY_NODE"
 RUN_DIR = "HP_MEMORY_RUN_DIR"
 RESUME = "HP_MEMORY_RESUME"
-
-# What defines a MindSpore job. Inherited from an outer one, msrun's workers would join that job or its port.
-JOB_VARIABLES = (
-    "MS_ROLE", "MS_SCHED_HOST", "MS_SCHED_PORT", "MS_WORKER_NUM", "MS_NODE_ID", "MS_TOPO_TIMEOUT",
-    "MS_SIMULATION_LEVEL", "RANK_ID", "RANK_SIZE", "RANK_TABLE_FILE",
-)  # fmt: skip
 
 
 def inherited_job(env: Mapping[str, str]) -> dict[str, str]:

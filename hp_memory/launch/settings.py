@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 from hp_memory.errors import ConfigError
 from hp_memory.launch.hccl import OWN_ADDRESS, HcclSettings
 
+# What defines a MindSpore job. Inherited from an outer one, msrun's workers would join that job or its port.
+JOB_VARIABLES = (
+    "MS_ROLE", "MS_SCHED_HOST", "MS_SCHED_PORT", "MS_WORKER_NUM", "MS_NODE_ID", "MS_TOPO_TIMEOUT",
+    "MS_SIMULATION_LEVEL", "RANK_ID", "RANK_SIZE", "RANK_TABLE_FILE",
+)  # fmt: skip
 LAUNCHERS = ("process", "msrun")
 ACTIONS = ("run", "scripts", "slurm", "volcano")
 DEVICES = ("auto", "CPU", "Ascend")
@@ -118,6 +123,9 @@ class LaunchSettings:
         _places(self, path)
         if "{host}" not in " ".join(self.connect):
             raise ConfigError(f"{path}.connect", self.connect, "must contain {host}")
+        for name, value in self.env.items():
+            if name in (*JOB_VARIABLES, "HP_MEMORY_RUN_ID", "HP_MEMORY_NODE", "HP_MEMORY_RUN_DIR"):
+                raise ConfigError(f"{path}.env.{name}", value, "is set by the launcher and msrun for each worker")
         self.hccl.validate(f"{path}.hccl")
 
 

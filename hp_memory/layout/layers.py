@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hp_memory.errors import ConfigError
 from hp_memory.layout.regions import KINDS, Kind
 
-_RANGE = re.compile(r"(\d+)(?:(-)(\d*))?")
+_RANGE = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
 
 
 def select_layers(selector: str | int, kinds: Sequence[Kind], path: str) -> tuple[int, ...]:

@@ -74,6 +74,8 @@ def make_layout(
     """
     if default not in ACTIONS:
         raise ConfigError(f"{path}.default", default, "not an action", ACTIONS)
+    if keep_outputs and default == "save" and not recompute:
+        raise ConfigError(f"{path}.keep_outputs", True, "has no effect where nothing is replayed")
     named: dict[str, Action] = {}
     for action, names in (("save", save), ("recompute", recompute)):
         if names and action == default:

@@ -152,6 +152,8 @@ def build_plan(settings: LayoutSettings, fingerprint: ModelFingerprint, path: st
     for i, override in enumerate(settings.layers):
         where = f"{path}.layers[{i}]"
         chosen = select_layers(override.layers, fingerprint.kinds, f"{where}.layers")
+        if all(getattr(override, name) is None for name in ("default", "save", "recompute", "as_one")):
+            raise ConfigError(where, override.layers, "changes nothing", ("default", "save", "recompute", "as_one"))
         layout = _override(settings, override, where)
         _refuse_unmatched(layout, chosen, fingerprint, where)
         for layer in chosen:

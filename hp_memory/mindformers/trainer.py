@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hp_memory.errors import ConfigError
 from hp_memory.layout import ActivationPlan
 from hp_memory.mindformers import conflicts, environment
+from hp_memory.mindformers.refusals import refuse_untrainable
 from hp_memory.mindformers.train_config import train_config
-from hp_memory.models.mindformers_settings import family
 from hp_memory.train.data import Batches, Corpus, load_corpus
 from hp_memory.train.progress import Progress
 
@@ -52,7 +51,7 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
         ConfigError: for a family that MindFormers can't train, or settings that clash.
         NeedsHyperParallel: for several processes without the real package.
     """
-    refuse(cfg)
+    refuse_untrainable(cfg)
     # MindFormers reads it while it is imported.
     os.environ.setdefault("LOCAL_DEFAULT_PATH", str(run_dir / "mindformers"))
     config = _config(cfg, run_dir)
@@ -86,16 +85,6 @@ def summary(losses: list[float], corpus: Corpus) -> dict[str, Any]:
         "mean_of_last_10": sum(last) / len(last),
         "losses": losses,
     }
-
-
-def refuse(cfg: HPConfig) -> None:
-    """Raises ConfigError for a family that can't be trained, and for offload, which has no graph to act on."""
-    why = family(cfg.model).plan_only
-    if why:
-        raise ConfigError("model.family", cfg.model.family, f"can only be planned: {why}")
-    if cfg.offload.auto_offload != "none":
-        why = "MindFormers' PyNative models have no jitted graph, and HyperOffload is a pass of the graph compiler"
-        raise ConfigError("offload.auto_offload", cfg.offload.auto_offload, why)
 
 
 def _prepare() -> list[str]:

@@ -71,6 +71,12 @@ class ModelSettings:
     def _check_sizes(self, path: str) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "seq_length"):
             _at_least(1, path, name, getattr(self, name))
+        for name in ("shared_experts", "mtp_layers", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+                     "qk_rope_head_dim", "v_head_dim", "aux_loss_coeff", "init_std"):  # fmt: skip
+            _at_least(0, path, name, getattr(self, name))
+        for name in ("rope_theta", "norm_eps", "routed_scaling_factor"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{path}.{name}", getattr(self, name), "must be above 0")
         if self.num_heads % self.num_kv_heads:
             why = f"must divide {path}.num_heads={self.num_heads}"
             raise ConfigError(f"{path}.num_kv_heads", self.num_kv_heads, why)
@@ -159,6 +165,6 @@ def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _at_least(least: int, path: str, name: str, value: int) -> None:
+def _at_least(least: int, path: str, name: str, value: float) -> None:
     if value < least:
         raise ConfigError(f"{path}.{name}", value, f"must be at least {least}")

@@ -96,7 +96,10 @@ def find_checkpoint(
     folder = newest(Path(resume_from))
     if folder is None:
         raise ConfigError(path, resume_from, "there is no complete checkpoint")
-    info = read_info(folder)
+    try:
+        info = read_info(folder)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(path, str(folder), f"{_MARKER} is damaged") from error
     if info.digest != digest:
         raise ConfigError(path, str(folder), f"is a checkpoint of another model ({info.digest}, this one is {digest})")
     if (info.world_size, info.expert_parallel) != (world_size, expert_parallel):
@@ -106,9 +109,10 @@ def find_checkpoint(
         raise ConfigError(
             path, str(folder), f"is of step {info.step}, where train.steps={steps} has nothing left to do"
         )
-    missing = [rank for rank in range(world_size) if not _rank_file(folder, rank).is_file()]
+    files = {rank: _rank_file(folder, rank) for rank in range(world_size)}
+    missing = [rank for rank, file in files.items() if not (file.is_file() and file.stat().st_size)]
     if missing:
-        raise ConfigError(path, str(folder), f"the files of ranks {missing} are missing")
+        raise ConfigError(path, str(folder), f"the files of ranks {missing} are missing or empty")
     return folder
 
 

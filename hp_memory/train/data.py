@@ -45,9 +45,12 @@ def load_corpus(settings: DataSettings) -> Corpus:
 
 def check_vocabulary(settings: DataSettings, vocab_size: int) -> None:
     """Raises ConfigError for a tokenizer that makes ids the model has no row for."""
-    made = Tokenizer.from_file(str(settings.tokenizer_path)).get_vocab_size()
+    path = "data.tokenizer"
+    try:
+        made = Tokenizer.from_file(str(settings.tokenizer_path)).get_vocab_size()
+    except Exception as error:  # the library raises no narrower class
+        raise ConfigError(path, str(settings.tokenizer_path), f"is no tokenizer file: {error}") from error
     if made > vocab_size:
-        path = "data.tokenizer"
         raise ConfigError(path, str(settings.tokenizer_path), f"makes {made} ids, model.vocab_size is {vocab_size}")
 
 

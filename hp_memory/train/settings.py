@@ -37,6 +37,8 @@ class DataSettings:
         for name, file in (("text", self.text_path), ("tokenizer", self.tokenizer_path)):
             if not file.is_file():
                 raise ConfigError(f"{path}.{name}", str(file), "there is no such file")
+        if self.seed < 0:
+            raise ConfigError(f"{path}.seed", self.seed, "must not be negative")
         if not 0 <= self.validation_fraction < 1:
             raise ConfigError(f"{path}.validation_fraction", self.validation_fraction, "must be at least 0 and below 1")
 
@@ -78,9 +80,13 @@ class TrainSettings:
         for name in ("steps", "micro_batch_size", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must be at least 1")
-        for name in ("warmup_steps", "decay_steps", "save_every", "eval_batches", "weight_decay", "min_learning_rate"):
+        for name in ("warmup_steps", "decay_steps", "save_every", "eval_batches", "weight_decay", "min_learning_rate",
+                     "epsilon", "seed"):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must not be negative")
+        if self.min_learning_rate > self.learning_rate:
+            why = f"must not be above {path}.learning_rate={self.learning_rate}"
+            raise ConfigError(f"{path}.min_learning_rate", self.min_learning_rate, why)
         if self.learning_rate <= 0:
             raise ConfigError(f"{path}.learning_rate", self.learning_rate, "must be above 0")
         for name in ("beta1", "beta2"):

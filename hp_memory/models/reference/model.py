@@ -7,6 +7,7 @@ import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
 from hp_memory.models import devices
+from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.groups import ALONE, Group
 from hp_memory.models.reference.attention import Attention
 from hp_memory.models.reference.init import initialise
@@ -41,6 +42,7 @@ class Model(nn.Cell):
 
     Attributes:
         layers: the blocks of this part.
+        fingerprint_digest: tells an installation whether a plan is for this model.
         layer_ids: their global layer ids. Parameters are named by these, ``layers.<id>.…``.
     """
 
@@ -49,6 +51,7 @@ class Model(nn.Cell):
     ) -> None:
         super().__init__()
         self.settings, self.layer_ids = settings, layer_ids
+        self.fingerprint_digest = fingerprint(settings).digest
         self.has_embedding, self.has_head = embedding, head
         if embedding:
             self.embedding = matrix("embedding", settings.vocab_size, settings.hidden_size)

@@ -74,6 +74,9 @@ def test_routing_and_split_sizes_are_never_replayed(region):
             "overlaps",
         ),
         ({"layers": [LayerOverride("9")]}, "layers 0-4"),
+        ({"layers": [LayerOverride("moe")]}, "changes nothing"),
+        ({"default": "save", "keep_outputs": True}, "no effect"),
+        ({"layers": [LayerOverride("٢")]}, "not a layer selector"),
         ({"layers": [LayerOverride("3-1")]}, "backwards"),
         ({"layers": [LayerOverride("")]}, "not a layer selector"),
         ({"layers": [LayerOverride("moee")]}, "not a layer selector"),
@@ -92,7 +95,9 @@ def test_a_selector_of_a_kind_the_model_lacks_is_refused():
 
 
 def test_an_empty_list_is_not_unset():
-    plan = build_plan(settings(save=["gmm"], layers=[LayerOverride("1", save=[]), LayerOverride("2")]), MODEL)
+    plan = build_plan(
+        settings(save=["gmm"], layers=[LayerOverride("1", save=[]), LayerOverride("2", recompute=[])]), MODEL
+    )
     assert plan.layers[1].layout.action("gmm.up") == "recompute"
     assert plan.layers[2].layout.action("gmm.up") == "save"
 

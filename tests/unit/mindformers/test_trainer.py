@@ -6,7 +6,7 @@ import pytest
 
 from hp_memory import hydra_app
 from hp_memory.errors import ConfigError
-from hp_memory.mindformers import trainer
+from hp_memory.mindformers import refusals
 from hp_memory.mindformers.train_config import train_config
 
 
@@ -16,16 +16,16 @@ def config(*overrides: str):
 
 def test_a_family_that_can_only_be_planned():
     with pytest.raises(ConfigError, match="can only be planned"):
-        trainer.refuse(config("recipe=glm_4_5"))
+        refusals.refuse_untrainable(config("recipe=glm_4_5"))
 
 
 def test_offload_without_a_graph():
     with pytest.raises(ConfigError, match="no jitted graph"):
-        trainer.refuse(config("recipe=tiny_qwen3_moe", "offload.auto_offload=activation"))
+        refusals.refuse_untrainable(config("recipe=tiny_qwen3_moe", "offload.auto_offload=activation"))
 
 
 def test_a_sound_recipe_passes():
-    trainer.refuse(config("recipe=tiny_qwen3_moe"))
+    refusals.refuse_untrainable(config("recipe=tiny_qwen3_moe"))
 
 
 @pytest.mark.parametrize(
