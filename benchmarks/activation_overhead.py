@@ -188,6 +188,7 @@ def verdicts(found: dict) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=30, help="measured pairs per block (at least 30 mean something)")
+    parser.add_argument("--blocks", type=int, help="stack this many instead, on a machine that is slow or busy")
     parser.add_argument("--only", choices=tuple(BLOCKS), action="append", help="measure these blocks only")
     parser.add_argument("--out", help="write the figures to this JSON file")
     options = parser.parse_args()
@@ -198,7 +199,7 @@ def main() -> None:
     found: dict = {"pairs": options.pairs, "mindspore": ms.__version__, "blocks": {}}
     for name in options.only or BLOCKS:
         rows, width, blocks, _ = BLOCKS[name]
-        found["blocks"][name] = compare(rows, width, blocks, options.pairs)
+        found["blocks"][name] = compare(rows, width, options.blocks or blocks, options.pairs)
         found["blocks"][name]["bytes held by a block"] = retained(rows, width)
         print(name, json.dumps(found["blocks"][name]), flush=True)
     if not options.only:
