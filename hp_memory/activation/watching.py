@@ -1,7 +1,8 @@
 """Watches a first forward: which operations run outside excluded regions, and whose outputs they read.
 
 MindSpore's dispatch mode sees operations. It doesn't see what the host reads (``asnumpy``, ``bool``, an integer
-index), so these methods of Tensor are replaced while a forward is watched.
+index), nor, inside a custom function's forward, which tensor the copy of a view was made from. So these methods of
+Tensor, and ``_Function.apply``, are replaced while a forward is watched.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspore import MsDispatchMode, Tensor
+from mindspore.common._grad_function import _Function
 
 from hp_memory.activation import frames
 from hp_memory.activation.elision import read_by
+from hp_memory.activation.trees import call_tensors
 from hp_memory.errors import ReplayError
 
 # The hooks detach what they pack by this operation while a dispatch mode is on.
 _DETACH = "StopGradient"
+_APPLY = _Function.__dict__["apply"]
 
 
 def _note(frame: frames.Frame, tensor: Tensor, reader: str) -> None:
@@ -103,6 +107,7 @@ class _HostReads:
                     if hasattr(Tensor, name):
                         self._own[name] = Tensor.__dict__.get(name)
                         setattr(Tensor, name, _noting(name, getattr(Tensor, name)))
+                _Function.apply = classmethod(_noting_apply)
 
     def stop(self) -> None:
         with self._lock:
@@ -114,6 +119,7 @@ class _HostReads:
                     else:
                         setattr(Tensor, name, own)
                 self._own.clear()
+                _Function.apply = _APPLY
 
 
 def _noting(name: str, original: Callable) -> Callable:
@@ -124,6 +130,14 @@ def _noting(name: str, original: Callable) -> Callable:
         return original(self, *args, **kwargs)
 
     return read
+
+
+def _noting_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    frame = frames.current()
+    if frame is not None and frame.reads is not None and frame.inside is None:
+        for _, tensor in call_tensors(args, kwargs):
+            _note(frame, tensor, f"{cls.__name__}.apply")
+    return _APPLY.__func__(cls, *args, **kwargs)
 
 
 _host_reads = _HostReads()

@@ -475,3 +475,27 @@ def test_zero_rows(steps):
     region = checkpoint_exclude_wrapper(lambda x: x * x)
     wrapped = checkpoint_wrapper(lambda x: ops.tanh(region(ops.tanh(x))))
     assert steps.same(steps.run(lambda x: ops.tanh(ops.square(ops.tanh(x))), empty)[1:], steps.run(wrapped, empty)[1:])
+
+
+def test_a_view_that_only_a_custom_function_reads_is_kept_for_the_replay(steps, tensor):
+    """Inside a custom function's forward nothing is recorded, so the copy made of a view leads back to nothing."""
+
+    class Squares(_Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return grad * 2.0 * x
+
+    def block(region):
+        return lambda x: Squares.apply(region(ops.tanh(x)))
+
+    def body(x):
+        return (x * 1.5).T
+
+    wrapped = checkpoint_wrapper(block(checkpoint_exclude_wrapper(body, name="r")))
+    assert steps.same(steps.run(block(body), tensor(4, 4)), steps.run(wrapped, tensor(4, 4)))
