@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hp_memory import hydra_app
-from hp_memory.experiment import checked_plan
+from hp_memory.config import validate
+from hp_memory.experiment import plan_for
 from hp_memory.paths import config_dir
 
 RECIPES = config_dir() / "recipe"
@@ -26,6 +27,7 @@ def test_there_are_recipes():
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe(name):
     cfg = compose(name)
-    plan = checked_plan(cfg)
+    validate(cfg)
+    plan = plan_for(cfg, cfg.layout, "layout")
     assert len(plan.layers) == len(cfg.model.kinds)
     assert plan.in_words()

@@ -18,9 +18,11 @@ COMMAND = re.compile(r"(?:^ {4}|^\$ |^|`)hp-memory ([^`\n#]+)", re.MULTILINE)
 
 
 def commands() -> list[tuple[str, str]]:
-    found = [(page.name, line.strip()) for page in PAGES for line in COMMAND.findall(page.read_text())]
+    texts = [(page.name, re.sub(r"\\\n\s*", "", page.read_text())) for page in PAGES]
+    found = [(name, line.strip()) for name, text in texts for line in COMMAND.findall(text)]
     # An ellipsis stands for something the reader has to fill in.
-    return sorted({(page, line) for page, line in found if line.split()[0] in COMMANDS and "..." not in line})
+    typed = {(name, line) for name, line in found if line.split()[0] in COMMANDS}
+    return sorted((name, line) for name, line in typed if "..." not in line and "…" not in line)
 
 
 @pytest.mark.parametrize(("page", "line"), commands())
