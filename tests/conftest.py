@@ -13,9 +13,15 @@ os.environ.setdefault("GLOG_v", "3")
 import pytest
 from hypothesis import HealthCheck, settings
 
+# The same examples each time where a result decides about a change; the nightly profile goes looking for new ones.
 for _name, _examples in (("default", 200), ("nightly", 2000), ("quick", 25)):
     settings.register_profile(
-        _name, max_examples=_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+        _name,
+        max_examples=_examples,
+        derandomize=_name != "nightly",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        print_blob=True,
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -35,7 +35,8 @@ class Hazard:
 def find_hazards(plan: HyperOffloadPlan) -> list[Hazard]:
     """All findings, errors first."""
     slots = Slots(plan)
-    found = [*output_candidates(plan), *tuple_outputs(plan), *aliases_in_gap(plan), *stale_loads(plan)]
+    found = [*output_candidates(plan), *tuple_outputs(plan), *aliases_in_gap(plan)]
+    found += [*viewed_outputs(plan), *stale_loads(plan)]
     for info in plan.offload_infos:
         found += hazards_of(plan, info, slots)
     found += [*views_bypassed(plan), *several_gaps(plan), *truncated(plan), *selects_nothing(plan), *misses_peak(plan)]
@@ -111,6 +112,19 @@ def aliases_in_gap(plan: HyperOffloadPlan) -> Iterator[Hazard]:
                 yield Hazard("buffer read after release", ERROR, plan.label(data), why, numbers)
         if node.inplace and inputs and isinstance(inputs[0], Output):
             shares[Output(position, 0)] = shares.get(inputs[0], inputs[0])
+
+
+def viewed_outputs(plan: HyperOffloadPlan) -> Iterator[Hazard]:
+    """A graph output that is a view of a moved datum: being an output is no use, so the buffer below it is freed."""
+    moved = {info.data_node: info.replace_info_list[0] for info in plan.offload_infos}
+    for output in plan.graph.outputs:
+        source = output
+        while isinstance(source, Output) and plan.graph.nodes[source.node].view:
+            source = plan.graph.nodes[source.node].inputs[0]
+        if source != output and source in moved:
+            why = f"graph output {plan.label(output)} is a view of its buffer, which is released"
+            numbers = {"release_after": moved[source].replace_start_node, "last_kernel": len(plan.graph.nodes) - 1}
+            yield Hazard("output view released", ERROR, plan.label(source), why, numbers)
 
 
 def stale_loads(plan: HyperOffloadPlan) -> Iterator[Hazard]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from hp_memory.offload import HyperOffloadInput, OffloadSettings, run
+from hp_memory.offload.graph import Graph, Node, Output, Parameter, ParameterRef
 from hp_memory.offload.hazards import find_hazards, is_safe
 
 GAP = {"a": ["x"], "b": ["x"], "c": ["b"], "d": ["c"], "e": ["d"], "f": ["e", "a"]}  # a is used 5 kernels later
@@ -92,3 +94,19 @@ def test_a_remote_parameter_loaded_before_the_write_back_of_an_earlier_copy(grap
     hazard = only(plan(made, auto_offload="weight", prefetch_distance=3), "stale parameter")
     assert (hazard.data, hazard.safe) == ("w", {"prefetch_distance": 2})
     assert find_hazards(plan(made, auto_offload="weight", prefetch_distance=2)) == []
+
+
+def test_a_graph_output_that_is_a_view_of_a_moved_datum_is_found():
+    """The view is no use, so its buffer is released while the caller will still read it."""
+    parameter = (ParameterRef("w"),)
+    nodes = [Node(name=f"n{i}", op="Op", inputs=parameter, output_bytes=(1,)) for i in range(19)]
+    nodes[7] = Node(name="n7", op="Op", inputs=(Output(0, 0),), output_bytes=(1,), view=True)
+    nodes[18] = Node(name="n18", op="Op", inputs=(Output(0, 0),), output_bytes=(1,))
+    outputs = (Output(7, 0), Output(18, 0))
+    settings = OffloadSettings(
+        auto_offload="activation", strategy="peak", prefetch_distance=0, max_device_memory=1, headroom=0
+    )
+    for graph_outputs, kinds in ((outputs, {"output view released"}), (outputs[1:], set())):
+        graph = Graph(nodes=nodes, parameters={"w": Parameter("w", 64)}, outputs=graph_outputs)
+        found = find_hazards(run(HyperOffloadInput(graph, settings)))
+        assert {hazard.kind for hazard in found if hazard.severity == "error"} == kinds
