@@ -8,13 +8,13 @@ import shutil
 import socket
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 
 import hp_memory
 from hp_memory.launch import ascend, environment, hosts, processes
+from hp_memory.report.environment import version
 
 GIB = 2**30
 PACKAGES = ("mindspore", "mindformers", "hyper-parallel")
@@ -49,14 +49,6 @@ def probe(order: dict) -> dict:
         "memory_gib": psutil.virtual_memory().available / GIB,
         "time": time.time(),
     }
-
-
-def version(package: str) -> str | None:
-    """The installed version, or None."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def package_digest() -> str:

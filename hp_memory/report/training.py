@@ -10,6 +10,7 @@ from typing import Any
 from hp_memory.report.figures import figure_file, new_figure
 from hp_memory.report.page import Picture, Text, write_page
 from hp_memory.report.table import Table
+from hp_memory.train.progress import read_progress
 
 
 def write_report(run_dir: Path, result: dict[str, Any]) -> Table:
@@ -19,7 +20,7 @@ def write_report(run_dir: Path, result: dict[str, Any]) -> Table:
         run_dir: holds ``plan.txt``, ``environment.json`` and ``progress/rank_0.jsonl``.
         result: rank 0's ``result.json``.
     """
-    records = _records(run_dir / "progress" / "rank_0.jsonl")
+    records = [record for record in read_progress(run_dir) if "loss" in record]
     environment = json.loads((run_dir / "environment.json").read_text())
     table = _table(result, records)
     data = {"result": result, "losses": [[r["step"], r["loss"]] for r in records], "environment": environment}
@@ -32,11 +33,6 @@ def write_report(run_dir: Path, result: dict[str, Any]) -> Table:
         [table, picture, plan, Text("Environment", json.dumps(environment, indent=1))],
     )
     return table
-
-
-def _records(file: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return [record for record in lines if "loss" in record]
 
 
 def _table(result: dict[str, Any], records: Sequence[dict[str, Any]]) -> Table:
