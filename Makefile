@@ -1,4 +1,5 @@
 # Every target sets up .venv by itself: uv is installed into .uv, and uv.lock fixes every version.
+# Bytecode is compiled once: every process of a launch imports MindSpore, and some systems keep none written at run time.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && { echo $$p; break; }; done)
 UV := .uv/bin/uv
@@ -20,7 +21,7 @@ setup: .venv/ready
 	.uv/bin/python -m pip install --quiet 'uv>=0.9,<1'
 
 .venv/ready: $(UV) pyproject.toml uv.lock
-	$(UV) sync --locked --python "$(shell command -v $(PYTHON))" --extra mindformers
+	$(UV) sync --locked --python "$(shell command -v $(PYTHON))" --extra mindformers --compile-bytecode
 	touch $@
 
 demo: .venv/ready
