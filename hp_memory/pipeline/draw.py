@@ -8,6 +8,8 @@ from hp_memory.pipeline.schedule import Step
 from hp_memory.pipeline.simulate import Span, Timeline
 
 COLOURS = {"F": "#9ecae1", "R": "#fdd0a2", "B": "#74c476", "W": "#c7e9c0", "BW": "#31a354"}
+# Inches; matplotlib draws no picture wider than 65535 dots.
+WIDEST, DOTS_PER_INCH = 480.0, 130
 WORDS = {
     "F": "forward",
     "R": "replay ahead of the gradient",
@@ -18,10 +20,11 @@ WORDS = {
 
 
 def label(timeline: Timeline, step: Step) -> str:
-    """``B3``, or ``B3b`` where a rank owns several chunks (a, b, ... from the model's input on)."""
+    """``B3``, or ``B3b`` where a rank owns several chunks (a, b, ... z, aa, bb, ... from the model's input on)."""
     own = timeline.schedule.chunks_of(timeline.schedule.placement[step.chunk])
-    letter = "abcdefghijklmnopqrstuvwxyz"[own.index(step.chunk)] if len(own) > 1 else ""
-    return f"{step.op}{step.micro}{letter}"
+    turn, letter = divmod(own.index(step.chunk), 26)
+    letters = chr(ord("a") + letter) * (turn + 1) if len(own) > 1 else ""
+    return f"{step.op}{step.micro}{letters}"
 
 
 def as_text(timeline: Timeline) -> str:
@@ -60,7 +63,8 @@ def as_picture(timeline: Timeline, path: Path, title: str) -> None:
     from matplotlib.patches import Patch
 
     schedule = timeline.schedule
-    figure = Figure(figsize=(max(6.0, 0.28 * timeline.makespan), 0.9 + 0.42 * schedule.ranks), dpi=130)
+    size = (min(max(6.0, 0.28 * timeline.makespan), WIDEST), min(0.9 + 0.42 * schedule.ranks, WIDEST))
+    figure = Figure(figsize=size, dpi=DOTS_PER_INCH)
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for span in timeline.spans:

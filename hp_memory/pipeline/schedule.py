@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 Op = Literal["F", "R", "B", "W", "BW", "SF", "RF", "SB", "RB"]
@@ -73,8 +74,12 @@ class Schedule:
     def prefires(self) -> bool:
         return any(step.op == "R" for row in self.rows for step in row)
 
+    @cached_property
+    def _chunks_of_ranks(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(c for c, r in enumerate(self.placement) if r == rank) for rank in range(self.ranks))
+
     def chunks_of(self, rank: int) -> tuple[int, ...]:
-        return tuple(c for c, r in enumerate(self.placement) if r == rank)
+        return self._chunks_of_ranks[rank]
 
     def accumulation_order(self, chunk: int) -> tuple[int, ...]:
         """Micro-batches in the order in which they add to the gradients of this chunk's weights."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from hp_memory.errors import ScheduleError
 from hp_memory.pipeline.schedule import COMPUTE, Op, Schedule, Step, backward_ops, needs
@@ -38,13 +39,20 @@ class Timeline:
     schedule: Schedule
     spans: tuple[Span, ...]
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """From the first step of any rank to the last of any rank (Megatron's and GPipe's view)."""
         return max((s.end for s in self.spans), default=0.0)
 
+    @cached_property
+    def _rows(self) -> tuple[tuple[Span, ...], ...]:
+        rows: list[list[Span]] = [[] for _ in range(self.schedule.ranks)]
+        for span in self.spans:
+            rows[span.rank].append(span)
+        return tuple(tuple(row) for row in rows)
+
     def of_rank(self, rank: int) -> tuple[Span, ...]:
-        return tuple(s for s in self.spans if s.rank == rank)
+        return self._rows[rank]
 
     def busy(self, rank: int) -> float:
         return sum(s.end - s.start for s in self.of_rank(rank))
@@ -147,9 +155,14 @@ def levels(schedule: Schedule, rank: int, held: Callable[[int, int], Held]) -> t
     """What is alive on the rank after each of its compute steps. ``held(chunk, micro)`` gives the unit amounts."""
     alive: dict[tuple[int, int], float] = {}
     out = []
-    for step in schedule.only(COMPUTE).rows[rank]:
+    for step in schedule.rows[rank]:
+        if step.op not in COMPUTE:
+            continue
         key, unit = (step.chunk, step.micro), held(step.chunk, step.micro)
-        alive[key] = {"F": unit.forward, "R": unit.replayed, "B": unit.after_dx, "W": 0.0, "BW": 0.0}[step.op]
+        if step.op in ("W", "BW"):
+            alive.pop(key, None)
+        else:
+            alive[key] = {"F": unit.forward, "R": unit.replayed, "B": unit.after_dx}[step.op]
         out.append(sum(alive.values()))
     return tuple(out)
 

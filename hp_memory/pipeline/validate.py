@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from hp_memory.errors import ScheduleError
 from hp_memory.pipeline.messages import RECEIVES, check_messages, message_after, message_before
@@ -22,9 +22,7 @@ def validate(schedule: Schedule, *, in_flight_limit: int | None = None, buffer: 
     """
     for rank, row in enumerate(schedule.rows):
         _check_place(schedule, rank, row)
-    for chunk, rank in enumerate(schedule.placement):
-        for micro in range(schedule.microbatches):
-            _check_life(schedule, chunk, micro, rank)
+    _check_lives(schedule)
     run(schedule)
     if any(step.op in MESSAGES for row in schedule.rows for step in row):
         _check_message_order(schedule)
@@ -44,10 +42,19 @@ def _check_place(schedule: Schedule, rank: int, row: tuple[Step, ...]) -> None:
             raise ScheduleError(f"{schedule.name}: {step} names a micro-batch outside 0..{schedule.microbatches - 1}")
 
 
-def _check_life(schedule: Schedule, chunk: int, micro: int, rank: int) -> None:
+def _check_lives(schedule: Schedule) -> None:
+    lives: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for row in schedule.rows:
+        for step in row:
+            if step.op in COMPUTE:
+                lives[step.chunk, step.micro].append(step.op)
+    for chunk, rank in enumerate(schedule.placement):
+        for micro in range(schedule.microbatches):
+            _check_life(lives[chunk, micro], f"{schedule.name}: micro-batch {micro} of chunk {chunk} on rank {rank}")
+
+
+def _check_life(ops: list[str], what: str) -> None:
     """One micro-batch of one chunk: F, perhaps R, then BW or B and W, each once and in this order."""
-    ops = [s.op for s in schedule.rows[rank] if (s.chunk, s.micro) == (chunk, micro) and s.op in COMPUTE]
-    what = f"{schedule.name}: micro-batch {micro} of chunk {chunk} on rank {rank}"
     twice = [op for op, n in Counter(ops).items() if n > 1]
     if twice:
         raise ScheduleError(f"{what} runs {', '.join(twice)} more than once")
@@ -67,14 +74,15 @@ def _check_message_order(schedule: Schedule) -> None:
     """Nothing is sent before it is computed or computed before it is received, on each rank by itself."""
     for rank, row in enumerate(schedule.rows):
         seen: set[Step] = set()
+        to_send: set[Step | None] = set()
         for step in row:
             wanted = message_before(step, schedule.placement)
             if wanted is not None and wanted not in seen:
                 raise ScheduleError(f"{schedule.name}: rank {rank} runs {step} before it received {wanted}")
-            sources = {message_after(s, schedule.placement) for s in seen} if step.op in RECEIVES else {step}
-            if step not in sources:
+            if step.op in RECEIVES and step not in to_send:
                 raise ScheduleError(f"{schedule.name}: rank {rank} sends {step} before it computed it")
             seen.add(step)
+            to_send.add(message_after(step, schedule.placement))
 
 
 def _check_memory(schedule: Schedule, limit: int) -> None:

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_memory.errors import ScheduleError
+from hp_memory.pipeline import validate as validate_module
 from hp_memory.pipeline.generate import generate
-from hp_memory.pipeline.messages import add_messages
-from hp_memory.pipeline.schedule import Step
-from hp_memory.pipeline.validate import validate
+from hp_memory.pipeline.messages import RECEIVES, add_messages, message_after, message_before
+from hp_memory.pipeline.schedule import Schedule, Step
+from hp_memory.pipeline.validate import _check_message_order, validate
 
 
 def edit(schedule, rank, change):
@@ -79,3 +80,45 @@ def test_a_schedule_with_one_compute_step_less_is_never_accepted(data):
     at = data.draw(st.integers(0, len(schedule.rows[rank]) - 1))
     with pytest.raises(ScheduleError):
         validate(edit(schedule, rank, lambda row: row.pop(at)))
+
+
+def disorder_by_definition(schedule: Schedule) -> str | None:
+    """A step is in order if a step *before it in its row* receives what it needs, or computed what it sends."""
+    for rank, row in enumerate(schedule.rows):
+        for at, step in enumerate(row):
+            wanted = message_before(step, schedule.placement)
+            if wanted is not None and wanted not in row[:at]:
+                return f"{schedule.name}: rank {rank} runs {step} before it received {wanted}"
+            if step.op in RECEIVES and all(message_after(s, schedule.placement) != step for s in row[:at]):
+                return f"{schedule.name}: rank {rank} sends {step} before it computed it"
+    return None
+
+
+@given(st.data())
+def test_the_order_of_messages_is_judged_as_its_definition_judges_it(data):
+    name = data.draw(st.sampled_from(["gpipe", "1f1b", "zb_h1", "zb_v"]))
+    schedule = add_messages(generate(name, data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))))
+    rows = [list(row) for row in schedule.rows]
+    for _ in range(data.draw(st.integers(0, 3))):
+        row = rows[data.draw(st.integers(0, len(rows) - 1))]
+        step = row.pop(data.draw(st.integers(0, len(row) - 1)))
+        if data.draw(st.booleans()):
+            row.insert(data.draw(st.integers(0, len(row))), step)
+        if not row:
+            row.append(step)
+    schedule = schedule.with_rows(rows)
+    found = None
+    try:
+        _check_message_order(schedule)
+    except ScheduleError as error:
+        found = str(error)
+    assert found == disorder_by_definition(schedule)
+
+
+def test_what_a_step_sends_is_asked_once_per_step(monkeypatch):
+    """Not once per pair of steps: a long schedule took seconds."""
+    asked = []
+    monkeypatch.setattr(validate_module, "message_after", lambda s, p: asked.append(s) or message_after(s, p))
+    schedule = add_messages(generate("gpipe", 2, 100))
+    _check_message_order(schedule)
+    assert len(asked) <= sum(len(row) for row in schedule.rows)
