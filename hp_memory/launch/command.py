@@ -21,7 +21,7 @@ def msrun_argv(
     local: int,
     node_rank: str,
     master_addr: str,
-    master_port: int,
+    master_port: int | str,
     log_dir: str,
     program: Sequence[str] = ("msrun",),
 ) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import environment, peaks, preflight, render, restart, supervise, view
+from hp_memory.launch import check_node, environment, peaks, preflight, render, restart, supervise, view
 from hp_memory.launch.plan import LaunchPlan, plan_launch, world_size
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.launch.supervise import Outcome
@@ -73,6 +73,8 @@ def _write(plan: LaunchPlan, console: Console) -> int:
             _say(console, f"# {name}\n{text}")
         else:
             _say(console, f"wrote {render.write(plan, name, text)}")
+    if not plan.settings.dry_run:
+        _say(console, f"wrote {check_node.write_expectation(plan)}, by which each node checks itself")
     return 0
 
 
@@ -116,7 +118,7 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
         _say(console, f"restart {attempt} of {plan.settings.max_restarts} from {begin}")
     checks = preflight.preflight(plan)
     console.print(preflight.table(checks))
-    preflight.refuse(checks)
+    preflight.refuse(checks, plan)
     _save(plan, f"plan_{attempt}", plan.to_dict())
     _say(console, f"{plan.size_in_words()}, logs in {plan.run_dir}/logs")
     with view.Watcher(console) as watcher:

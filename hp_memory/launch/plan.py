@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from hp_memory.errors import ConfigError
 from hp_memory.launch import command, environment, hosts
 from hp_memory.launch.hosts import Host
@@ -58,6 +60,12 @@ class LaunchPlan:
         """The port msrun's scheduler listens on, on the one node that has it; None elsewhere."""
         return self.master_port if node == 0 and self.settings.launcher == "msrun" else None
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether nodes other than this machine need to reach the scheduler."""
+        scheduled = self.settings.action in ("slurm", "volcano") and self.total_nodes > 1
+        return scheduled or any(not node.here for node in self.nodes)
+
     def size_in_words(self) -> str:
         """How many workers where, and the scheduler's address if there is one."""
         scheduler = f", scheduler at {self.master_addr}:{self.master_port}" if self.settings.launcher == "msrun" else ""
@@ -79,6 +87,13 @@ class LaunchPlan:
     def to_dict(self) -> dict:
         """Plain data, saved with the run."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict) -> LaunchPlan:
+        """The inverse of ``to_dict``, after JSON has made lists of the tuples."""
+        settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LaunchSettings), data["settings"]))
+        nodes = (NodePlan(**n | {"ranks": tuple(n["ranks"]), "argv": tuple(n["argv"])}) for n in data["nodes"])
+        return cls(**data | {"task": tuple(data["task"]), "nodes": tuple(nodes), "settings": settings})
 
 
 def world_size(settings: LaunchSettings, path: str = "launch") -> int:

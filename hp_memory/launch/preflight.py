@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import environment, hosts
+from hp_memory.launch import environment, hosts, probe
 from hp_memory.launch.channel import ask
 from hp_memory.launch.plan import LaunchPlan, NodePlan
 
 # A node's Python has to start and answer; slow shared file systems need their time.
 ANSWER = 60.0
+SAME_EVERYWHERE = ("python", *probe.PACKAGES, "cann", "driver", "package", *probe.SHARED_FILES)
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,19 @@ def preflight(plan: LaunchPlan) -> list[Check]:
     Writes a token into ``<run_dir>/launch``, by which nodes recognise the run directory.
     """
     check_addresses(plan)
-    token = secrets.token_hex(8)
-    file = Path(plan.run_dir) / token_file(plan)
+    token = write_token(plan)
+    return judge(plan, ask_nodes(plan), token)
+
+
+def write_token(plan: LaunchPlan) -> str:
+    """Writes a new token where ``token_file`` says, and returns it."""
+    token, file = secrets.token_hex(8), Path(plan.run_dir) / token_file(plan)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(token)
     except OSError as error:
         raise ConfigError("run_dir", plan.run_dir, f"can't be written: {error.strerror}") from error
-    return judge(plan, ask_nodes(plan), token)
+    return token
 
 
 def token_file(plan: LaunchPlan) -> str:
@@ -114,7 +120,7 @@ def token_file(plan: LaunchPlan) -> str:
 def ask_nodes(plan: LaunchPlan) -> list[Answer]:
     """Every node's answer, all asked at once."""
     sent = time.time()
-    replies = ask(plan, {node.rank: _question(plan, node) for node in plan.nodes}, ANSWER)
+    replies = ask(plan, {node.rank: question(plan, node) for node in plan.nodes}, ANSWER)
     return [
         Answer(node.rank, node.host, reply.message, sent, reply.received, reply.error)
         for node in plan.nodes
@@ -122,10 +128,10 @@ def ask_nodes(plan: LaunchPlan) -> list[Answer]:
     ]
 
 
-def _question(plan: LaunchPlan, node: NodePlan) -> dict:
+def question(plan: LaunchPlan, node: NodePlan) -> dict:
+    """What ``probe.probe`` is asked of a node."""
     return {
         "do": "probe",
-        "run_id": plan.run_id,
         "run_dir": plan.run_dir,
         "env": node.env,
         "python": plan.python,
@@ -141,37 +147,38 @@ def judge(plan: LaunchPlan, answers: list[Answer], token: str) -> list[Check]:
     if lost:
         text = "; ".join(f"{answer.host}: {answer.error}" for answer in lost)
         return [Check("reachable", "bad", text)]
-    checks = [Check("reachable", "ok", f"{len(answers)} node(s)")]
-    checks += [
-        _same(answers, name) for name in ("python", "mindspore", "mindformers", "hyper-parallel", "cann", "driver")
-    ]
-    checks += [_same(answers, "package", "hp-memory")]
-    checks += [
-        _same(answers, name, read=lambda facts, name=name: facts["files"][name])
-        for name in ("config.yaml", "plan.json")
-    ]
-    checks += [_msrun(plan, answers), _devices(plan, answers), _inherited(answers), _leftovers(plan, answers)]
-    checks += [_port(plan, answers), _master(plan, answers), _clock(plan, answers), _run_dir(answers, token)]
+    reachable = Check("reachable", "ok", f"{len(answers)} node(s)")
+    return [reachable, *compare(answers, SAME_EVERYWHERE), *inspect(plan, answers, token), _clock(plan, answers)]
+
+
+def compare(answers: list[Answer], names: Iterable[str]) -> list[Check]:
+    """A line for each of ``names``, which must be the same in all answers."""
+    titles = {"package": "hp-memory"}
+    return [_same(answers, name, titles.get(name, name)) for name in names]
+
+
+def inspect(plan: LaunchPlan, answers: list[Answer], token: str) -> list[Check]:
+    """What each node must have, whatever the others have."""
+    checks = [_msrun(plan, answers), _devices(plan, answers), _inherited(answers), _leftovers(plan, answers)]
+    checks += [_port(plan, answers), _master(plan, answers), _run_dir(answers, token)]
     return [*checks, _room(plan, answers, "disk"), _room(plan, answers, "host_memory")]
 
 
-def _by_value(answers: list[Answer], read: Callable[[dict], object]) -> dict[str, list[str]]:
-    """Value -> hosts that have it, commonest first."""
+def fact(facts: Mapping, name: str) -> object:
+    """One of ``SAME_EVERYWHERE`` in a node's answer: a version, or the digest of a file."""
+    return facts["files"][name] if name in probe.SHARED_FILES else facts[name]
+
+
+def _same(answers: list[Answer], name: str, title: str) -> Check:
     groups: dict[str, list[str]] = {}
     for answer in answers:
-        value = read(answer.facts)
-        groups.setdefault("none" if value in (None, [], {}) else str(value), []).append(answer.host)
-    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
-
-
-def _same(
-    answers: list[Answer], name: str, title: str | None = None, read: Callable[[dict], object] | None = None
-) -> Check:
-    groups = _by_value(answers, read or (lambda facts: facts[name]))
+        value = fact(answer.facts, name)
+        groups.setdefault("none" if value is None else str(value), []).append(answer.host)
     if len(groups) == 1:
-        return Check(title or name, "ok", next(iter(groups)))
-    text = "; ".join(f"{value} on {', '.join(found)}" for value, found in groups.items())
-    return Check(title or name, "bad", f"differs: {text}")
+        return Check(title, "ok", next(iter(groups)))
+    commonest_first = sorted(groups.items(), key=lambda item: -len(item[1]))
+    text = "; ".join(f"{value} on {', '.join(found)}" for value, found in commonest_first)
+    return Check(title, "bad", f"differs: {text}")
 
 
 def _only_bad(name: str, bad: list[str], good: str, key: str = "launch.nodes", status: str = "bad") -> Check:
@@ -208,8 +215,12 @@ def _inherited(answers: list[Answer]) -> Check:
 
 
 def _leftovers(plan: LaunchPlan, answers: list[Answer]) -> Check:
-    own = {a.host: [p["pid"] for p in a.facts["leftovers"] if p["run_id"] == plan.run_id] for a in answers}
-    others = {a.host: [p["pid"] for p in a.facts["leftovers"] if p["run_id"] != plan.run_id] for a in answers}
+    ours = {(plan.run_id, str(node.rank)) for node in plan.nodes}
+    own, others = {}, {}
+    for a in answers:
+        # Nodes that are started one by one may share a machine: what another launcher started isn't in the way.
+        own[a.host] = [p["pid"] for p in a.facts["leftovers"] if (p["run_id"], p["node"]) in ours]
+        others[a.host] = [p["pid"] for p in a.facts["leftovers"] if (p["run_id"], p["node"]) not in ours]
     bad = [f"{host}: this run's processes {pids} are still there" for host, pids in own.items() if pids]
     if bad:
         return _only_bad("other jobs", bad, "", "run_dir")
@@ -226,12 +237,11 @@ def _port(plan: LaunchPlan, answers: list[Answer]) -> Check:
 
 def _master(plan: LaunchPlan, answers: list[Answer]) -> Check:
     unresolved = [f"{a.host} can't resolve {plan.master_addr}" for a in answers if a.facts["master_address"] is None]
-    far = {node.rank for node in plan.nodes if not node.here}
     # Debian's /etc/hosts gives a machine's own name a loopback address: its scheduler would listen where no one comes.
     loop = [
         f"{a.host} resolves {plan.master_addr} to its own {a.facts['master_address']}"
         for a in answers
-        if far and plan.total_nodes > 1 and not unresolved and a.facts["master_address"].startswith("127.")
+        if plan.is_spread and not unresolved and a.facts["master_address"].startswith("127.")
     ]
     return _only_bad("scheduler's address", unresolved or loop, plan.master_addr, "launch.master_addr")
 
@@ -269,8 +279,19 @@ def table(checks: list[Check]) -> Table:
     return shown
 
 
-def refuse(checks: list[Check]) -> None:
-    """Raises ConfigError for the first bad line."""
+def refuse(checks: list[Check], plan: LaunchPlan) -> None:
+    """Raises ConfigError for the first bad line, with the value of the setting to change."""
     for line in checks:
         if line.status == "bad":
-            raise ConfigError(line.key, line.name, line.text)
+            listed_in_file = line.key == "launch.nodes" and plan.settings.hostfile
+            key = "launch.hostfile" if listed_in_file else line.key
+            raise ConfigError(key, _value(plan, key.removeprefix("launch.")), f"{line.name}: {line.text}")
+
+
+def _value(plan: LaunchPlan, name: str) -> object:
+    """What is in force, also where the plan has replaced a setting's 0 or empty by something real."""
+    chosen = {
+        "nodes": [node.host for node in plan.nodes], "master_port": plan.master_port, "master_addr": plan.master_addr,
+        "python": plan.python, "run_dir": plan.run_dir, "environment": "of the nodes",
+    }  # fmt: skip
+    return chosen[name] if name in chosen else getattr(plan.settings, name)

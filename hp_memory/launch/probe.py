@@ -26,7 +26,7 @@ def probe(order: dict) -> dict:
     """Answers the launcher's questions.
 
     Args:
-        order: ``run_id``, ``run_dir``, ``env`` (what the node's workers get on top), ``port`` (None where no
+        order: ``run_dir``, ``env`` (what the node's workers get on top), ``port`` (None where no
             scheduler starts here), ``master_addr``, ``python``, ``token_file`` (below the run directory).
     """
     env = os.environ | order["env"]
@@ -65,7 +65,8 @@ def leftovers() -> list[dict]:
     for pid in processes.all_pids():
         env = processes.environment_of(pid)
         if (env.get("MS_ROLE") or environment.RUN_ID in env) and processes.is_alive(pid):
-            found.append({"pid": pid, "run_id": env.get(environment.RUN_ID, ""), "role": env.get("MS_ROLE", "")})
+            run = {"run_id": env.get(environment.RUN_ID, ""), "node": env.get(environment.NODE, "")}
+            found.append({"pid": pid, "role": env.get("MS_ROLE", "")} | run)
     return found
 
 

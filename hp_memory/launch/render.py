@@ -12,12 +12,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hp_memory.errors import ConfigError
 from hp_memory.launch import command
-from hp_memory.launch.environment import JOB_VARIABLES
 from hp_memory.launch.plan import LaunchPlan, NodePlan
 
 # Stand for what only the node's own shell knows; shlex leaves such words alone, so they become variables afterwards.
-_RANK, _MASTER = "@node_rank@", "@master_addr@"
-_SHELL = {_RANK: '"$NODE_RANK"', _MASTER: '"$MASTER_ADDR"'}
+_RANK, _MASTER, _PORT = "@node_rank@", "@master_addr@", "@master_port@"
+_SHELL = {_RANK: '"$NODE_RANK"', _MASTER: '"$MASTER_ADDR"', _PORT: '"$MASTER_PORT"'}
 # A job that isn't started now can't choose a free port now: msrun's own default.
 DEFAULT_PORT = 8118
 NODE_SCRIPT = "node.sh"
@@ -56,7 +55,7 @@ def node_script(plan: LaunchPlan, node: NodePlan, node_rank: int | None) -> str:
     return _fill(
         "node.sh.j2", plan, title="Every node" if node_rank is None else f"Node {node_rank} ({node.host})",
         node_rank=node_rank, master_addr=shlex.quote(plan.master_addr), cwd=shlex.quote(plan.cwd),
-        bin=shlex.quote(str(Path(plan.python).parent)), job_variables=JOB_VARIABLES,
+        master_port=plan.settings.master_port or DEFAULT_PORT, bin=shlex.quote(str(Path(plan.python).parent)),
         env={name: _shell_word(value) for name, value in _environment(node).items()}, command=_command(plan, node),
     )  # fmt: skip
 
@@ -67,7 +66,7 @@ def _command(plan: LaunchPlan, node: NodePlan) -> str:
     logs = command.log_dir(plan.run_dir, _RANK)
     argv = command.msrun_argv(
         plan.settings, plan.task, world=plan.world_size, local=len(node.ranks), node_rank=_RANK, master_addr=_MASTER,
-        master_port=plan.settings.master_port or DEFAULT_PORT, log_dir=logs,
+        master_port=_PORT, log_dir=logs,
     )  # fmt: skip
     return " ".join(map(_shell_word, argv))
 

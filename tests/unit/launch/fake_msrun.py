@@ -31,6 +31,7 @@ def main() -> int:
     args = arguments()
     if "--not-at-all" in args.task:
         return 0
+    Path(args.log_dir).mkdir(parents=True, exist_ok=True)
     first = args.node_rank * args.local_worker_num
     workers = {
         rank: start(args, f"worker_{rank}.log", MS_ROLE="MS_WORKER", RANK_ID=str(rank))

@@ -114,11 +114,13 @@ def test_dry_run_shows_everything_and_touches_nothing(job, run_dir):
     assert list(run_dir.iterdir()) == []
 
 
-@pytest.mark.parametrize(("action", "files"), [("scripts", ["node_0.sh"]), ("slurm", ["job.sbatch", "node.sh"])])
+@pytest.mark.parametrize(
+    ("action", "files"), [("scripts", ["node_0.sh", "token_0"]), ("slurm", ["job.sbatch", "node.sh", "token_0"])]
+)
 def test_scripts_are_written_and_nothing_is_started(job, run_dir, action, files):
     code, text = job("train.py", action=action)
     assert code == 0
-    assert sorted(path.name for path in (run_dir / "launch").iterdir()) == files
+    assert sorted(path.name for path in (run_dir / "launch").iterdir()) == ["expected.json", *files]
     assert f"wrote {run_dir}/launch/{files[0]}" in text
 
 

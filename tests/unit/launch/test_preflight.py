@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import socket
 import subprocess
 import sys
@@ -40,8 +41,8 @@ def test_equal_nodes_pass():
     assert {line.status for line in lines({}).values()} == {"ok"}
 
 
-OWN = [{"pid": 7, "run_id": plan().run_id, "role": "MS_WORKER"}]
-OTHER = [{"pid": 7, "run_id": "", "role": "MS_WORKER"}]
+OWN = [{"pid": 7, "run_id": plan().run_id, "node": "1", "role": "MS_WORKER"}]
+OTHER = [{"pid": 7, "run_id": "", "node": "", "role": "MS_WORKER"}]
 
 
 @pytest.mark.parametrize(
@@ -71,8 +72,8 @@ def test_one_node_that_differs_is_named_and_refused(changed, name, text):
     found = lines(changed)
     assert [line.name for line in found.values() if line.status != "ok"] == [name]
     assert text in found[name].text
-    with pytest.raises(ConfigError):
-        refuse(list(found.values()))
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        refuse(list(found.values()), plan())
 
 
 def test_other_jobs_on_cpus_only_share_the_cores():

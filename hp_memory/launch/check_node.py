@@ -1,0 +1,86 @@
+"""``python -m hp_memory.launch.check_node RANK MASTER_ADDR MASTER_PORT``: one node checks itself.
+
+Scripts written by ``hp-memory launch`` call it before msrun, with the run's variables set. It compares the node with
+what the script's writer left in the run directory: nodes that are started one by one can't be asked all at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from hp_memory.errors import ConfigError
+from hp_memory.launch import environment, preflight, processes
+from hp_memory.launch.plan import LaunchPlan
+from hp_memory.launch.preflight import Answer, Check
+from hp_memory.launch.probe import probe
+
+FILE = "launch/expected.json"
+
+
+def write_expectation(plan: LaunchPlan) -> Path:
+    """Leaves in the run directory what every node is to find: the plan, what this machine has, and a token."""
+    token = preflight.write_token(plan)
+    order = preflight.question(plan, plan.nodes[0]) | {"port": None}
+    data = {"plan": plan.to_dict(), "token": token, "writer": socket.gethostname(), "facts": probe(order)}
+    file = Path(plan.run_dir) / FILE
+    file.write_text(json.dumps(data, indent=1))
+    return file
+
+
+def check(expected: dict, rank: int, master_addr: str, master_port: int) -> tuple[LaunchPlan, list[Check]]:
+    """This node's plan, and the preflight table's lines that one node can answer.
+
+    Args:
+        expected: what ``write_expectation`` wrote.
+        rank: the node's, as its script has it; likewise the address and port of the scheduler.
+    """
+    written = LaunchPlan.from_dict(expected["plan"])
+    node = replace(written.nodes[0], rank=rank, host=socket.gethostname())
+    plan = replace(written, nodes=(node,), master_addr=master_addr, master_port=master_port)
+    # The script has set the node's variables already; they may have been edited since.
+    facts = probe(preflight.question(plan, node) | {"env": {}, "token_file": preflight.token_file(written)})
+    facts["inherited"] = {name: value for name, value in facts["inherited"].items() if name not in node.env}
+    facts["leftovers"] = [found for found in facts["leftovers"] if found["pid"] not in processes.ancestors()]
+    own = Answer(rank, node.host, facts, time.time(), time.time())
+    return plan, [*_as_written(own, expected), *preflight.inspect(plan, [own], expected["token"])]
+
+
+def _as_written(own: Answer, expected: dict) -> list[Check]:
+    """What must be as it was on the writer's machine, as far as that has it: a login node may have no CANN."""
+    writer = Answer(-1, f"{expected['writer']}, where this was written", expected["facts"], 0.0, 0.0)
+    names = [name for name in preflight.SAME_EVERYWHERE if preflight.fact(writer.facts, name) is not None]
+    return preflight.compare([writer, own], names)
+
+
+def main(argv: list[str]) -> int:
+    """Prints the table; 2 and one or two lines more where something is bad."""
+    rank, master_addr, master_port = argv
+    file = Path(os.environ[environment.RUN_DIR]) / FILE
+    try:
+        plan, checks = check(_read(file), int(rank), master_addr, int(master_port))
+        Console(stderr=True, width=140).print(preflight.table(checks))
+        preflight.refuse(checks, plan)
+    except ConfigError as error:
+        print(f"hp-memory: node {rank} ({socket.gethostname()}): {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _read(file: Path) -> dict:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        why = f"can't read {FILE} there; the run directory must be on a file system all nodes share"
+        raise ConfigError("run_dir", str(file.parents[1]), why) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
