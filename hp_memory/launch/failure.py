@@ -124,6 +124,14 @@ def missing_ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def add_missing(found: Failure, scheduler_log: str) -> Failure:
+    """Adds the ranks the scheduler has lost; the others get SIGTERM from MindSpore then, not from outside."""
+    found.missing = missing_ranks(scheduler_log)
+    if found.kind == ENDED and found.missing:
+        found.kind = TIME_OUT
+    return found
+
+
 def end_of(log: str | Path) -> str:
     """The last part of a log; empty where there is none."""
     try:

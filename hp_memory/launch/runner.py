@@ -148,7 +148,7 @@ class Runner:
 
     def _look_around(self, found: Failure) -> Failure:
         """Adds what the scheduler knows, and what a worker on a full disk couldn't write."""
-        found.missing = failure.missing_ranks(failure.end_of(self.logs / "scheduler.log"))
+        failure.add_missing(found, failure.end_of(self.logs / "scheduler.log"))
         if not found.tail and _is_full(self.order["run_dir"]):
             found.kind = "disk full"
             found.tail = (f"no space left below {self.order['run_dir']}; nothing could be written to {found.log}",)

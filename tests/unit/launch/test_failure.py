@@ -78,6 +78,13 @@ def test_cause_is_named_before_its_consequences():
     assert failure.first_cause([early]) is early
 
 
+def test_rank_ended_because_the_scheduler_lost_others_is_a_time_out():
+    lost = "meta_server_node.cc:548] UpdateTopoState] The node: 3 is timed out. It may exit with exception"
+    found = failure.add_missing(Failure(failure.ENDED, 0, 0, -15), lost)
+    assert found.in_words() == "rank 0 (node 0) failed: communication time-out, killed by SIGTERM; missing ranks: 3"
+    assert failure.add_missing(Failure(failure.ENDED, 0, 0, -15), "").kind == failure.ENDED
+
+
 def test_words_name_rank_region_code_and_missing_ranks():
     found = Failure("out of memory", 2, 17, -9, where="backward layers.3/gmm.up", missing=(4, 5))
     assert found.in_words() == (
