@@ -46,6 +46,10 @@ class ReplayError(HPMemoryError):
     """A replay that would have given other numbers than the forward."""
 
 
+class GraphModeError(HPMemoryError):
+    """Something wrapped for PyNative was compiled as a graph."""
+
+
 class NeedsHyperParallel(HPMemoryError):
     """What was asked for exists only in the real HyperParallel package."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import mindspore as ms
 from mindspore import nn
 
 from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper, region
@@ -85,6 +86,9 @@ def install(model: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites], 
     """
     if getattr(model, _MARK, None) is not None:
         raise InstallError(f"plan {getattr(model, _MARK).plan_hash} is installed in this model already")
+    if ms.get_context("mode") == ms.GRAPH_MODE:
+        why = "set mindspore.set_context(mode=mindspore.PYNATIVE_MODE) first, or use a graph plan"
+        raise InstallError(f"an activation plan works in PyNative, and MindSpore is in GRAPH_MODE: {why}")
     if not blocks:
         raise InstallError("the region map names no block: nothing would be wrapped")
     digest = getattr(model, "fingerprint_digest", plan.fingerprint.digest)

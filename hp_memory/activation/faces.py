@@ -15,10 +15,11 @@ from typing import Any
 
 from mindspore import nn
 
+from hp_memory.activation.graph_mode import UncompilableCell
 from hp_memory.activation.native import Cell_
 
 
-class _Face:
+class _Face(UncompilableCell):
     """Mixed in before the Cell's class. ``_hp_part.run(args, kwargs)`` decides how ``construct`` is run."""
 
     __slots__ = ()
@@ -57,7 +58,7 @@ def _face_class(cls: type) -> type:
 def face(target: nn.Cell, part: Any, again: Callable[[nn.Cell], nn.Cell]) -> nn.Cell:
     """Another object for ``target`` whose ``construct`` is ``part.run(args, kwargs)``; ``again`` wraps a deep copy."""
     base = type(target)
-    cls = _face_class(base.__mro__[2] if isinstance(target, _Face) else base)
+    cls = _face_class(base.__bases__[1] if isinstance(target, _Face) else base)
     made = cls.__new__(cls)
     Cell_.__init__(made, cls.__name__)
     for name, value in (

@@ -76,18 +76,22 @@ class Observation:
     @property
     def held(self) -> list[Held]:
         """One entry per storage, parameters excluded, in the order they were saved."""
-        return self._frozen if self._frozen is not None else self._living()
+        return self._frozen if self._frozen is not None else self._without_parameters()
 
     def freeze(self) -> None:
         """Fixes ``held`` as it is now; the first read of a backward does it by itself."""
         if self._frozen is None:
-            self._frozen = self._living()
+            self._frozen = self._without_parameters()
 
-    def _living(self) -> list[Held]:
+    def living(self) -> Iterator[Held]:
+        """What lives at this moment, also during and after backwards: an entry per saving, parameters included."""
+        return (held for ref, held in self._entries if held.nbytes and ref() is not None)
+
+    def _without_parameters(self) -> list[Held]:
         excluded = native.parameter_storages()
         found: dict[int, Held] = {}
-        for ref, held in self._entries:
-            if ref() is None or held.storage in excluded or not held.nbytes:
+        for held in self.living():
+            if held.storage in excluded:
                 continue
             known = found.get(held.storage)
             if known is None or REASONS.index(held.reason) < REASONS.index(known.reason):

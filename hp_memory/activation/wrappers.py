@@ -13,6 +13,7 @@ from mindspore import nn
 
 from hp_memory.activation import exclude, faces, frames, native, observing
 from hp_memory.activation.capture import Finding, owner_of
+from hp_memory.activation.graph_mode import UncompilableCallable
 from hp_memory.activation.invocation import Invocation
 from hp_memory.errors import ReplayError
 
@@ -57,7 +58,7 @@ class _Named:
         return observing.plain(self.name, self.body, args, kwargs)
 
 
-class _Wrapped:
+class _Wrapped(UncompilableCallable):
     """A wrapped callable. Usable as a function, as an instance attribute, and as a method on a class."""
 
     def __init__(self, target: Callable, part: Any, again: Callable) -> None:
@@ -86,6 +87,15 @@ def _name_of(target: Any) -> str:
     return getattr(target, "__qualname__", None) or type(target).__name__
 
 
+def _check_options(name: Any, early_stop: Any = False, context_fn: Any = None) -> None:
+    if name is not None and not (isinstance(name, str) and name):
+        raise TypeError(f"name must be a string with something in it, got {name!r}")
+    if not isinstance(early_stop, bool):
+        raise TypeError(f"early_stop must be True or False, got {early_stop!r}")
+    if context_fn is not None and not callable(context_fn):
+        raise TypeError(f"context_fn must be a callable that returns two context managers, got {context_fn!r}")
+
+
 def _body(target: Any) -> Callable:
     if not callable(target):
         raise TypeError(f"expected a Cell or a callable, got {type(target).__name__}")
@@ -107,7 +117,11 @@ def checkpoint_wrapper(
         early_stop: end a replay as soon as backward has all it needs. The rest of the forward isn't replayed then,
             and a control flow that changes behind that point goes unseen (and does no harm).
         context_fn: returns two context managers, for the forward and for the replay.
+
+    Raises:
+        TypeError: for a target that can't be called, or an option of another type.
     """
+    _check_options(name, early_stop, context_fn)
     options = {"name": name, "early_stop": early_stop, "context_fn": context_fn}
     return _wrap(
         target, Boundary(target, name, early_stop, context_fn), lambda other: checkpoint_wrapper(other, **options)
@@ -127,7 +141,13 @@ def checkpoint_exclude_wrapper(
         save_output: None keeps the output exactly if a replayed operation reads it (learned in the first forward);
             True always keeps it; False claims that no replay reads it, which is verified.
         remake_inputs: leave inputs that the body saves to the replay; False keeps them (as a reference to compare).
+
+    Raises:
+        TypeError: for a target that can't be called, or an option of another type.
     """
+    _check_options(name)
+    if not isinstance(remake_inputs, bool):
+        raise TypeError(f"remake_inputs must be True or False, got {remake_inputs!r}")
     if save_output is not None and not isinstance(save_output, bool):
         raise TypeError(f"save_output must be None, True or False, got {save_output!r}")
     options = {"name": name, "save_output": save_output, "remake_inputs": remake_inputs}
@@ -137,6 +157,9 @@ def checkpoint_exclude_wrapper(
 
 def region(target: Any, *, name: str) -> Any:
     """Names a part that is *not* excluded, for observation only; computes exactly what ``target`` does."""
+    if name is None:
+        raise TypeError("a region needs a name: it exists to be reported under it")
+    _check_options(name)
     return _wrap(target, _Named(_body(target), name), lambda other: region(other, name=name))
 
 
@@ -149,6 +172,7 @@ def checkpoint(fn: Callable, *args: Any, name: str | None = None, early_stop: bo
     What the first forward teaches is kept for as long as ``fn`` (or the Cell a bound method belongs to) lives. A lambda
     made anew in each step is watched in each step; wrap what is called often instead.
     """
+    _check_options(name, early_stop)
     # A Cell is called as one here, with its hooks; only a face has done that part already.
     boundary = Boundary(fn.__call__ if isinstance(fn, nn.Cell) else fn, name or _name_of(fn), early_stop)
     known = _plans.setdefault(getattr(fn, "__self__", fn), {})

@@ -1,8 +1,7 @@
 """Storages that autograd holds for one forward at any moment, replayed tensors included: address -> bytes.
 
-Reads the entries of ``hp_memory.activation``'s observation and the slots of its invocations directly. The public
 ``Observation.held`` is fixed at the first backward and looks for the parameters of the whole process at every call;
-here backwards of other micro-batches run in between, and the parameters are known.
+here backwards of other micro-batches run in between, and the parameters are known: so ``Observation.living``.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from hp_memory.activation import Observation
 
 def saved(observation: Observation, parameters: frozenset[int]) -> dict[int, int]:
     """What the forward saved and something still holds; ``parameters`` are storages that don't count."""
-    living = (held for ref, held in observation._entries if ref() is not None)
-    return {held.storage: held.nbytes for held in living if held.nbytes and held.storage not in parameters}
+    return {held.storage: held.nbytes for held in observation.living() if held.storage not in parameters}
 
 
 def replayed(handles: Iterable[Any], parameters: frozenset[int]) -> dict[int, int]:

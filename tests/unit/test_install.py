@@ -118,3 +118,14 @@ def test_a_region_map_with_a_missing_or_renamed_place_is_refused_before_anything
     with pytest.raises(InstallError, match="names no block"):
         install(model, plan(), [])
     assert install(model, plan()).wrapped
+
+
+def test_graph_mode_is_refused_before_anything_is_wrapped(mindspore, build):
+    model = build()
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    try:
+        with pytest.raises(InstallError, match="PYNATIVE_MODE"):
+            install(model, plan())
+    finally:
+        mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    assert install(model, plan()).wrapped

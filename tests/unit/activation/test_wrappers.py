@@ -288,3 +288,30 @@ class TestObservation:
         rich.console.Console(file=text, width=120).print(report(observation))
         for word in ("A", "3x4", "float32", "48", "block input", "saved for backward"):
             assert word in text.getvalue()
+
+    def test_what_lives_now_is_read_at_any_time(self, tensor):
+        with observe() as observation:
+            ms.grad(lambda x: ops.tanh(x).sum())(tensor(3, 4))
+            assert observation.held
+            assert not list(observation.living())
+
+
+@pytest.mark.parametrize(
+    ("wrap", "says"),
+    [
+        (lambda: checkpoint_wrapper(Layer(1), early_stop="false"), "early_stop must be True or False, got 'false'"),
+        (lambda: checkpoint_wrapper(Layer(1), name=7), "name must be a string"),
+        (lambda: checkpoint_wrapper(Layer(1), name=""), "name must be a string"),
+        (lambda: checkpoint_wrapper(Layer(1), context_fn=3), "context_fn must be a callable"),
+        (lambda: checkpoint_exclude_wrapper(Layer(1), name=7), "name must be a string"),
+        (lambda: checkpoint_exclude_wrapper(Layer(1), save_output="yes"), "save_output must be None, True or False"),
+        (lambda: checkpoint_exclude_wrapper(Layer(1), remake_inputs=0), "remake_inputs must be True or False"),
+        (lambda: region(Layer(1), name=None), "needs a name"),
+        (lambda: checkpoint(lambda x: x, 1, early_stop=None), "early_stop must be True or False"),
+        (lambda: checkpoint_wrapper("layer"), "expected a Cell or a callable, got str"),
+        (lambda: checkpoint(None, 1), "expected a Cell or a callable, got NoneType"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_at_once(wrap, says):
+    with pytest.raises(TypeError, match=says):
+        wrap()
