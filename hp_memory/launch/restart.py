@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from hp_memory.launch.supervise import Outcome
+from hp_memory.mindformers import checkpoints
 from hp_memory.train.checkpoint import newest
 
 # Another attempt would end the same way.
@@ -13,8 +14,11 @@ FINAL = ("config", "missing package", "disk full", "interrupted")
 
 
 def last_complete(run_dir: str | Path) -> Path | None:
-    """The run's newest complete checkpoint, or None; one that was being written when the job died isn't complete."""
-    return newest(Path(run_dir))
+    """The run's newest complete checkpoint, or None; one that was being written when the job died isn't complete.
+
+    Either trainer's: each names its folders in its own way.
+    """
+    return newest(Path(run_dir)) or checkpoints.newest(Path(run_dir) / checkpoints.FOLDER)
 
 
 def is_worth_it(outcome: Outcome) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hp_memory.layout import ActivationPlan
-from hp_memory.mindformers import conflicts, environment
+from hp_memory.mindformers import checkpoints, conflicts, environment
 from hp_memory.mindformers.refusals import refuse_untrainable
 from hp_memory.mindformers.train_config import train_config
 from hp_memory.train.data import Batches, Corpus, load_corpus
@@ -66,7 +66,7 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
     trainer = Trainer(config=config, train_dataset=_dataset(cfg, corpus), callbacks=[callback])
     recorder = _Recorder(trainer, Progress(run_dir, environment.rank()))
     trainer.train()
-    return summary(recorder.losses, corpus) | {
+    return summary(trainer.state.global_step, recorder.losses, corpus) | {
         "engine": "mindformers",
         "seconds": recorder.seconds,
         "environment": lines,
@@ -74,17 +74,18 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
     }
 
 
-def summary(losses: list[float], corpus: Corpus) -> dict[str, Any]:
-    """What the reference trainer's result says of a run, for the same report; losses in nats per token."""
+def summary(steps: int, losses: list[float], corpus: Corpus) -> dict[str, Any]:
+    """What the reference trainer's result says of a run, for the same report; losses in nats per token.
+
+    Args:
+        steps: done in all, also before a resume.
+        losses: of this process's steps; none where it was resumed at the end.
+    """
     last = losses[-10:]
-    return {
-        "steps": len(losses),
-        "unigram_entropy": corpus.unigram_entropy,
-        "first_loss": losses[0],
-        "last_loss": losses[-1],
-        "mean_of_last_10": sum(last) / len(last),
-        "losses": losses,
-    }
+    found = {"steps": steps, "unigram_entropy": corpus.unigram_entropy, "losses": losses}
+    if last:
+        found |= {"first_loss": losses[0], "last_loss": losses[-1], "mean_of_last_10": sum(last) / len(last)}
+    return found
 
 
 def _prepare() -> list[str]:
@@ -105,9 +106,9 @@ def _config(cfg: HPConfig, run_dir: Path) -> dict[str, Any]:
     config = train_config(cfg, "float32" if device == "CPU" else "bfloat16")
     checkpoint = {
         "enable_save": cfg.train.save_last or cfg.train.save_every > 0,
-        "save_path": str(run_dir / "checkpoints"),
+        "save_path": str(run_dir / checkpoints.FOLDER),
         "save_interleaved_steps": cfg.train.save_every or cfg.train.steps,
-        "load_path": cfg.train.resume_from or "",
+        "load_path": checkpoints.to_load(cfg.train.resume_from),
     }
     data = {"dataloader": {"type": "GeneratorDataset"}}
     return config | {"checkpoint": checkpoint, "train_dataset": data, "context": {"device_target": device}}

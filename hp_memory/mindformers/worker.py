@@ -1,7 +1,8 @@
 """One rank of ``engine=mindformers``: ``python -m hp_memory.mindformers.worker --run-dir DIR``.
 
 Started by the launcher. Reads ``config.yaml`` and ``plan.json`` there; writes ``progress/``, MindFormers' logs and
-checkpoints, the callback's report and, like the reference trainer's worker, ``result.json``.
+checkpoints, the callback's report and, like the reference trainer's worker, ``result.json``. A restart's checkpoint is
+loaded by MindFormers itself.
 """
 
 from __future__ import annotations

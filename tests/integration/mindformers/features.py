@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +65,30 @@ def checkpoints() -> dict:
         "resumed_losses": resumed["losses"],
         "params_equal": plain["params"] == planned["params"] == resumed["params"],
     }
+
+
+def restarts() -> dict:
+    """``engine=mindformers`` undisturbed, and going on from what a job leaves that dies while it saves step 4."""
+    from mindformers.pynative.transformers.moe.moe_utils import get_moe_layer_wise_logging_tracker
+
+    from hp_memory import experiment, hydra_app
+    from hp_memory.launch import environment, restart
+    from hp_memory.mindformers import checkpoints, trainer
+
+    (ROOT / "text").write_text("In the beginning God created the heaven and the earth. " * 200)
+    words = ["recipe=tiny_qwen3_moe", "train.steps=4", "train.save_every=2", f"data.text={ROOT / 'text'}"]
+    cfg = hydra_app.to_object(hydra_app.compose("train", words))
+    plan = experiment.checked_plan(cfg)
+    get_moe_layer_wise_logging_tracker().clear()
+    straight = trainer.run(cfg, plan, ROOT / "straight")
+    saved = ROOT / "broken" / checkpoints.FOLDER
+    shutil.copytree(ROOT / "straight" / checkpoints.FOLDER, saved)
+    (saved / checkpoints.TRACKER).write_text("2")
+    (saved / "iteration_00000004" / "common.json").unlink()
+    os.environ[environment.RESUME] = str(restart.last_complete(ROOT / "broken"))
+    broken = trainer.run(cfg, plan, ROOT / "broken")
+    del os.environ[environment.RESUME]
+    return {"straight": straight["losses"], "broken": broken["losses"], "steps": broken["steps"]}
 
 
 def plain_yaml() -> dict:
@@ -201,7 +227,9 @@ def stage_of(model: object) -> list[int]:
     return sorted({wrapped.layer for wrapped in receipt.wrapped})
 
 
+PARTS = (checkpoints, restarts, plain_yaml, evaluation, refusals, under_parallelism)
+
 if __name__ == "__main__":
     driver.prepare()
-    results = {part.__name__: part() for part in (checkpoints, plain_yaml, evaluation, refusals, under_parallelism)}
+    results = {part.__name__: part() for part in PARTS}
     print("RESULT " + json.dumps(results))

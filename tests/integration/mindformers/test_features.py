@@ -26,6 +26,12 @@ def test_a_checkpoint_resumes_under_another_plan(results):
     assert found["params_equal"]
 
 
+def test_a_restarted_job_goes_on_with_the_losses_it_would_have_had(results):
+    found = results["restarts"]
+    assert found["broken"] == found["straight"][2:]
+    assert (found["steps"], len(set(found["straight"]))) == (4, 4)
+
+
 def test_the_stanza_in_a_plain_yaml_is_enough(results):
     found = results["plain_yaml"]
     assert found["runs"]["layers.0/gmm.up"]["replays"] == 2
