@@ -6,13 +6,14 @@ import dataclasses
 import json
 import os
 from dataclasses import replace
+from lzma import LZMAError
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from hp_memory.config import HPConfig, validate
 from hp_memory.errors import ConfigError
-from hp_memory.launch.job import launch
+from hp_memory.launch.job import TaskFor, checked, launch
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
 from hp_memory.mindformers import hyper_offload
@@ -21,7 +22,10 @@ from hp_memory.models.settings import REFERENCE
 from hp_memory.paths import make_run_dir
 from hp_memory.pipeline.settings import check_plan, with_stage_layouts
 from hp_memory.report.environment import environment
-from hp_memory.train.data import check_vocabulary
+from hp_memory.train.data import Batches, check_vocabulary, load_corpus
+
+# Bytes of text per token of a sequence: no text, not even a packed one, makes fewer tokens of so many.
+_SURELY_ENOUGH = 64
 
 
 def checked_plan(cfg: HPConfig) -> ActivationPlan:
@@ -97,19 +101,49 @@ def launch_settings(cfg: HPConfig) -> LaunchSettings:
     return replace(cfg.launch, env=hyper_offload.environment(cfg.offload) | cfg.launch.env)
 
 
+def check_text(cfg: HPConfig) -> None:
+    """Refuses a text without one whole sequence; a text that must hold many isn't read for that.
+
+    Raises:
+        ConfigError: naming ``data.text``.
+    """
+    trained_on = cfg.data.text_path.stat().st_size * (1 - cfg.data.validation_fraction)
+    if trained_on < _SURELY_ENOUGH * cfg.model.seq_length:
+        try:
+            corpus = load_corpus(cfg.data)
+        except (OSError, ValueError, EOFError, LZMAError) as error:
+            raise ConfigError("data.text", str(cfg.data.text_path), f"can't be read: {error}") from error
+        Batches(corpus.train, cfg.model.seq_length, cfg.train, rank=0, world_size=1, seed=cfg.data.seed)
+
+
+def check_launch(cfg: HPConfig) -> None:
+    """Refuses what the launch's settings alone show to be wrong, before anything is printed or written.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    checked(launch_settings(cfg), _task_for(cfg, "", Path()), Path(cfg.run_root), os.environ, _sizes(cfg))
+
+
 def launch_workers(cfg: HPConfig, module: str, run_dir: Path) -> int:
     """Starts ``python -m module --run-dir DIR`` on every rank and watches it to its end; returns the exit code."""
+    try:
+        return launch(launch_settings(cfg), _task_for(cfg, module, run_dir), run_dir, os.environ, _sizes(cfg))
+    except ConfigError:
+        # Nothing ran: the corrected command may use the same directory.
+        (run_dir / "config.yaml").unlink(missing_ok=True)
+        raise
 
+
+def _task_for(cfg: HPConfig, module: str, run_dir: Path) -> TaskFor:
     def task_for(world_size: int) -> tuple[str, ...]:
         if world_size != cfg.parallel.world_size:
             why = f"starts {world_size} workers; data x tensor x context x pipeline need {cfg.parallel.world_size}"
             raise ConfigError("launch.workers_per_node", cfg.launch.workers_per_node, why)
         return ("python", "-m", module, "--run-dir", str(run_dir))
 
-    sizes = {name: getattr(cfg.parallel, name) for name in ("data", "tensor", "context", "pipeline")}
-    try:
-        return launch(launch_settings(cfg), task_for, run_dir, os.environ, sizes)
-    except ConfigError:
-        # Nothing ran: the corrected command may use the same directory.
-        (run_dir / "config.yaml").unlink(missing_ok=True)
-        raise
+    return task_for
+
+
+def _sizes(cfg: HPConfig) -> dict[str, int]:
+    return {name: getattr(cfg.parallel, name) for name in ("data", "tensor", "context", "pipeline")}

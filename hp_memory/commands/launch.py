@@ -12,7 +12,7 @@ from hp_memory.config import HPConfig, validate
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import checked_plan, launch_settings, launch_workers
 from hp_memory.launch.job import launch
-from hp_memory.paths import make_run_dir
+from hp_memory.paths import make_run_dir, run_dir_path
 
 
 def run(cfg: HPConfig) -> int:
@@ -20,7 +20,8 @@ def run(cfg: HPConfig) -> int:
     joins = _joins_another_node(cfg)
     if cfg.launch.task:
         validate(cfg)
-        run_dir = Path(cfg.run_dir or cfg.run_root) if joins or cfg.launch.dry_run else _own_run_dir(cfg)
+        only_named = joins or cfg.launch.dry_run
+        run_dir = run_dir_path(cfg.run_dir, cfg.run_root, cfg.name) if only_named else _own_run_dir(cfg)
         return launch(launch_settings(cfg), lambda world_size: tuple(cfg.launch.task), run_dir, os.environ)
     if joins:
         checked_plan(cfg)

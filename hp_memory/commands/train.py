@@ -7,7 +7,16 @@ from pathlib import Path
 
 from hp_memory.config import HPConfig
 from hp_memory.errors import ConfigError
-from hp_memory.experiment import checked_plan, fingerprint, launch_workers, prepare_run_dir, refuse_unread_settings
+from hp_memory.experiment import (
+    check_launch,
+    check_text,
+    checked_plan,
+    fingerprint,
+    launch_workers,
+    prepare_run_dir,
+    refuse_unread_settings,
+)
+from hp_memory.paths import run_dir_path
 from hp_memory.report.table import console as make_console
 from hp_memory.report.training import write_report
 
@@ -21,10 +30,13 @@ def run(cfg: HPConfig) -> int:
     if cfg.launch.task:
         raise ConfigError("launch.task", list(cfg.launch.task), "isn't the trainer: use `hp-memory launch`")
     _check_checkpoint(cfg)
+    check_text(cfg)
+    check_launch(cfg)
+    # A dry run writes nothing; scripts and job files are started later and find their config in the run directory.
+    place = (cfg.run_dir, cfg.run_root, cfg.name)
+    run_dir = run_dir_path(*place) if cfg.launch.dry_run else prepare_run_dir(cfg, plan)
     console = make_console()
     console.print(plan.in_words(), markup=False, highlight=False)
-    # A dry run writes nothing; scripts and job files are started later and find their config in the run directory.
-    run_dir = Path(cfg.run_dir or cfg.run_root) if cfg.launch.dry_run else prepare_run_dir(cfg, plan)
     console.print(f"run directory {run_dir}", markup=False, highlight=False, soft_wrap=True)
     code = launch_workers(cfg, WORKERS[cfg.engine], run_dir)
     if code == 0 and cfg.launch.action == "run" and not cfg.launch.dry_run:
@@ -33,9 +45,14 @@ def run(cfg: HPConfig) -> int:
 
 
 def _check_checkpoint(cfg: HPConfig) -> None:
-    # MindFormers has checkpoints of its own and checks them itself.
-    if cfg.train.resume_from is not None and cfg.engine == "reference":
+    wanted = cfg.train.resume_from
+    if wanted is None:
+        return
+    if cfg.engine == "reference":
         from hp_memory.train.checkpoint import find_checkpoint
 
         digest = fingerprint(cfg).digest
-        find_checkpoint(cfg.train.resume_from, digest, cfg.parallel.world_size, cfg.parallel.expert, cfg.train.steps)
+        find_checkpoint(wanted, digest, cfg.parallel.world_size, cfg.parallel.expert, cfg.train.steps)
+    elif not Path(wanted).is_dir():
+        # What is in it MindFormers checks itself.
+        raise ConfigError("train.resume_from", wanted, "there is no such folder")

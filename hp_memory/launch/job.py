@@ -44,9 +44,7 @@ def launch(
         ConfigError: before anything is started.
     """
     console = console or table.console()
-    task = tuple(settings.task) or task_for(world_size(settings))
-    plan = plan_launch(settings, task, run_dir, env)
-    preflight.check(plan, parallel)
+    plan = checked(settings, task_for, run_dir, env, parallel)
     if settings.action != "run":
         return _write(plan, console)
     if settings.dry_run:
@@ -59,6 +57,25 @@ def launch(
         (Path(plan.run_dir) / "reports" / "memory.json").write_text(json.dumps({"ranks": ranks}, indent=1))
         console.print(peaks.peaks_table(ranks, estimate))
     return outcome.exit_code
+
+
+def checked(
+    settings: LaunchSettings,
+    task_for: TaskFor,
+    run_dir: Path,
+    env: Mapping[str, str],
+    parallel: Mapping[str, int] | None = None,
+) -> LaunchPlan:
+    """The plan that ``launch`` would follow; writes nothing, starts nothing and asks no other machine.
+
+    Raises:
+        ConfigError: for what can be refused without that.
+    """
+    task = tuple(settings.task) or task_for(world_size(settings))
+    plan = plan_launch(settings, task, run_dir, env)
+    preflight.check(plan, parallel)
+    peaks.read_estimate(settings.estimate)
+    return plan
 
 
 def _say(console: Console, text: str) -> None:

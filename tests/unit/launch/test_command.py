@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from hp_memory.cli import main
@@ -28,6 +30,7 @@ def test_dry_run_starts_and_writes_nothing(command, tmp_path):
     code, out, _ = command("launch.dry_run=true", "launch/hccl=deterministic")
     assert code == 0
     assert "msrun --worker_num=2" in out
+    assert f"--run-dir {tmp_path}/runs/tiny_moe/2" in out
     assert "HCCL_DETERMINISTIC=true" in out
     assert list(tmp_path.iterdir()) == []
 
@@ -39,13 +42,40 @@ def test_dry_run_starts_and_writes_nothing(command, tmp_path):
         (["launch.workers_per_node=3"], "need 2"),
         ([*BY_HAND, "launch.node_rank=0"], "the same one to every node"),
         ([*BY_HAND, "launch.node_rank=1", "run_dir=none"], "start node 0 first"),
+        (["launch.master_port=80"], "must be 0 or between"),
+        (["launch.estimate=none.json"], "isn't the report.json"),
+        (["launch=cluster", "launch.hostfile=none"], "can't read it"),
+        (["recipe=tiny_deepseek_v3", "launch=local", "train.resume_from=none"], "there is no such folder"),
     ],
 )
-def test_bad_input_is_refused_with_code_2_before_a_worker_starts(command, tmp_path, words, message):
-    code, _, err = command(*words)
-    assert code == 2
+def test_bad_input_is_refused_with_code_2_before_anything_is_printed_or_written(command, tmp_path, words, message):
+    code, out, err = command(*words)
+    assert (code, out) == (2, "")
     assert message in err
-    assert list(tmp_path.rglob("*.log")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "data.text=0: has too few tokens"),
+        (b"In the beginning", "has too few tokens for one sequence of"),
+        (b"\xff\xfe", "can't be read"),
+    ],
+)
+def test_text_without_one_sequence_is_refused_before_a_worker_starts(command, tmp_path, content, message):
+    (tmp_path / "text").write_bytes(content)
+    code, out, err = command("data.text=text")
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_refusal_by_the_preflight_shows_the_settings_value(command):
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        code, _, err = command(f"launch.master_port={port}")
+    assert code == 2
+    assert f"launch.master_port={port}: port: localhost: port {port} is in use" in err
 
 
 def test_inherited_job_is_refused(command, monkeypatch):
