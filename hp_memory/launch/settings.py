@@ -121,6 +121,7 @@ class LaunchSettings:
         _choices(self, path)
         _numbers(self, path)
         _places(self, path)
+        _rendered(self, path)
         if "{host}" not in " ".join(self.connect):
             raise ConfigError(f"{path}.connect", self.connect, "must contain {host}")
         for name, value in self.env.items():
@@ -156,6 +157,22 @@ def _numbers(settings: LaunchSettings, path: str) -> None:
         raise ConfigError(f"{path}.master_port", settings.master_port, "must be 0 or between 1024 and 65535")
     if settings.lost_after < 3 * settings.heartbeat:
         raise ConfigError(f"{path}.lost_after", settings.lost_after, "must be at least three heartbeats")
+
+
+def _rendered(settings: LaunchSettings, path: str) -> None:
+    """What acts only while this launcher runs the job, or only where it chooses the nodes."""
+    if settings.action == "run":
+        return
+    scheduled = settings.action in ("slurm", "volcano")
+    if settings.stall_ends:
+        raise ConfigError(f"{path}.stall_ends", True, f"no launcher watches what action={settings.action} writes")
+    if settings.action == "slurm" and settings.max_restarts:
+        why = "is Slurm's work: give `--requeue` in slurm.options; a job goes on from its last complete checkpoint"
+        raise ConfigError(f"{path}.max_restarts", settings.max_restarts, why)
+    for name in ("nodes", "hostfile"):
+        if scheduled and getattr(settings, name):
+            why = f"{settings.action} chooses the nodes; give their number (num_nodes)"
+            raise ConfigError(f"{path}.{name}", getattr(settings, name), why)
 
 
 def _places(settings: LaunchSettings, path: str) -> None:

@@ -40,8 +40,10 @@ def _table(result: dict[str, Any], records: Sequence[dict[str, Any]]) -> Table:
     rows = [
         ["unigram entropy of the text", f"{result['unigram_entropy']:.3f} nats/token"],
         ["loss of the first step", f"{records[0]['loss']:.3f}"],
-        ["mean loss of the last 10 steps", f"{result['mean_of_last_10']:.3f}"],
     ]
+    # A job that was killed behind its last checkpoint has no step left to do.
+    if "mean_of_last_10" in result:
+        rows.append(["mean loss of the last 10 steps", f"{result['mean_of_last_10']:.3f}"])
     if "validation_loss" in result:
         rows.append(["loss on text never trained on", f"{result['validation_loss']:.3f}"])
     rows.append(["median time of a step", f"{seconds[len(seconds) // 2]:.3f} s"])
