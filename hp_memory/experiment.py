@@ -130,8 +130,9 @@ def launch_workers(cfg: HPConfig, module: str, run_dir: Path) -> int:
     try:
         return launch(launch_settings(cfg), _task_for(cfg, module, run_dir), run_dir, os.environ, _sizes(cfg))
     except ConfigError:
-        # Nothing ran: the corrected command may use the same directory.
-        (run_dir / "config.yaml").unlink(missing_ok=True)
+        # Nothing ran: the corrected command may use the same directory, unless it is another node's.
+        if cfg.launch.node_rank <= 0:
+            (run_dir / "config.yaml").unlink(missing_ok=True)
         raise
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from hp_memory.commands import train
 from hp_memory.config import HPConfig, validate
@@ -25,6 +26,7 @@ def run(cfg: HPConfig) -> int:
         return launch(launch_settings(cfg), lambda world_size: tuple(cfg.launch.task), run_dir, os.environ)
     if joins:
         checked_plan(cfg)
+        _refuse_other_config(cfg)
         return launch_workers(cfg, train.WORKERS[cfg.engine], Path(cfg.run_dir))
     return train.run(cfg)
 
@@ -39,6 +41,22 @@ def _joins_another_node(cfg: HPConfig) -> bool:
     if settings.node_rank > 0 and not (Path(cfg.run_dir) / "config.yaml").exists():
         raise ConfigError("run_dir", cfg.run_dir, "node 0 hasn't filled it yet; start node 0 first, with the same one")
     return settings.node_rank > 0
+
+
+def _refuse_other_config(cfg: HPConfig) -> None:
+    """The workers read node 0's config: whatever was typed otherwise here would go unread."""
+    here, there = OmegaConf.structured(cfg), OmegaConf.load(Path(cfg.run_dir) / "config.yaml")
+    for group in (name for name in here if name != "launch"):
+        if here[group] != there[group]:
+            key, mine, theirs = _first_difference(str(group), here[group], there[group])
+            raise ConfigError(key, mine, f"node 0 has {theirs!r}; give every node the same settings")
+
+
+def _first_difference(path: str, mine: Any, theirs: Any) -> tuple[str, Any, Any]:
+    if isinstance(mine, DictConfig) and isinstance(theirs, DictConfig):
+        key = next(key for key in mine if key not in theirs or mine[key] != theirs[key])
+        return _first_difference(f"{path}.{key}", mine[key], theirs.get(key))
+    return path, mine, theirs
 
 
 def _own_run_dir(cfg: HPConfig) -> Path:

@@ -1,7 +1,7 @@
 """``python -m hp_memory.launch.check_node RANK MASTER_ADDR MASTER_PORT``: one node checks itself.
 
-Scripts written by ``hp-memory launch`` call it before msrun, with the run's variables set. It compares the node with
-what the script's writer left in the run directory: nodes that are started one by one can't be asked all at once.
+Nodes that are started one by one can't be asked all at once. So the first one, or the writer of their scripts, leaves
+in the run directory what each is to find there. Scripts call this before msrun, with the run's variables set.
 """
 
 from __future__ import annotations
@@ -35,6 +35,19 @@ def write_expectation(plan: LaunchPlan) -> Path:
     return file
 
 
+def read_expectation(run_dir: Path) -> dict:
+    """What ``write_expectation`` left there.
+
+    Raises:
+        ConfigError: where it can't be read.
+    """
+    try:
+        return json.loads((run_dir / FILE).read_text())
+    except (OSError, ValueError) as error:
+        why = f"can't read {FILE} there; the run directory must be on a file system all nodes share"
+        raise ConfigError("run_dir", str(run_dir), why) from error
+
+
 def check(expected: dict, rank: int, master_addr: str, master_port: int) -> tuple[LaunchPlan, list[Check]]:
     """This node's plan, and the preflight table's lines that one node can answer.
 
@@ -53,9 +66,19 @@ def check(expected: dict, rank: int, master_addr: str, master_port: int) -> tupl
     return plan, [*_as_written(own, expected), *preflight.inspect(plan, [own], expected["token"])]
 
 
+def compare_with_node_0(plan: LaunchPlan) -> list[Check]:
+    """The lines of a further node whose launcher was started by hand, against what node 0's leaves when it starts."""
+    deadline = time.monotonic() + preflight.ANSWER
+    while not (Path(plan.run_dir) / FILE).exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    node = plan.nodes[0]
+    own = Answer(node.rank, socket.gethostname(), probe(preflight.question(plan, node)), 0.0, 0.0)
+    return _as_written(own, read_expectation(Path(plan.run_dir)))
+
+
 def _as_written(own: Answer, expected: dict) -> list[Check]:
     """What must be as it was on the writer's machine, as far as that has it: a login node may have no CANN."""
-    writer = Answer(-1, f"{expected['writer']}, where this was written", expected["facts"], 0.0, 0.0)
+    writer = Answer(-1, f"{expected['writer']}, where the job was laid out", expected["facts"], 0.0, 0.0)
     names = [name for name in preflight.SAME_EVERYWHERE if preflight.fact(writer.facts, name) is not None]
     return preflight.compare([writer, own], names)
 
@@ -63,23 +86,15 @@ def _as_written(own: Answer, expected: dict) -> list[Check]:
 def main(argv: list[str]) -> int:
     """Prints the table; 2 and one or two lines more where something is bad."""
     rank, master_addr, master_port = argv
-    file = Path(os.environ[environment.RUN_DIR]) / FILE
     try:
-        plan, checks = check(_read(file), int(rank), master_addr, int(master_port))
+        expected = read_expectation(Path(os.environ[environment.RUN_DIR]))
+        plan, checks = check(expected, int(rank), master_addr, int(master_port))
         Console(stderr=True, width=140).print(preflight.table(checks))
         preflight.refuse(checks, plan)
     except ConfigError as error:
         print(f"hp-memory: node {rank} ({socket.gethostname()}): {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _read(file: Path) -> dict:
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        why = f"can't read {FILE} there; the run directory must be on a file system all nodes share"
-        raise ConfigError("run_dir", str(file.parents[1]), why) from error
 
 
 if __name__ == "__main__":

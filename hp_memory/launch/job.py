@@ -134,8 +134,13 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
         begin = restart.last_complete(plan.run_dir) or "the beginning"
         _say(console, f"restart {attempt} of {plan.settings.max_restarts} from {begin}")
     checks = preflight.preflight(plan)
+    if plan.settings.node_rank > 0:
+        found = {line.name: line for line in [*checks, *check_node.compare_with_node_0(plan)]}
+        checks = list(found.values())
     console.print(preflight.table(checks))
     preflight.refuse(checks, plan)
+    if plan.settings.node_rank == 0:
+        check_node.write_expectation(plan)
     _save(plan, f"plan_{attempt}", plan.to_dict())
     _say(console, f"{plan.size_in_words()}, logs in {plan.run_dir}/logs")
     with view.Watcher(console) as watcher:

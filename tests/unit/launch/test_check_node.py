@@ -15,6 +15,7 @@ from rich.console import Console
 from hp_memory.errors import ConfigError
 from hp_memory.launch import check_node, preflight
 from hp_memory.launch.job import launch
+from hp_memory.launch.plan import plan_launch
 from hp_memory.launch.settings import LaunchSettings
 
 
@@ -95,7 +96,7 @@ def test_what_the_writer_has_not_is_not_asked_of_the_node(written):
 def test_node_that_differs_from_the_writers_machine_is_bad(written, changes, name):
     found = lines(written("train.py"), **changes)
     assert [check.name for check in found.values() if check.status == "bad"] == [name]
-    assert f"on {socket.gethostname()}, where this was written" in found[name].text
+    assert f"on {socket.gethostname()}, where the job was laid out" in found[name].text
 
 
 def test_node_0_needs_the_port_and_the_others_do_not(written):
@@ -123,6 +124,20 @@ def test_this_runs_leftovers_on_this_node_are_bad_those_of_its_other_nodes_are_n
             assert lines(folder, rank=0)["other jobs"].status == "warn"
         finally:
             left.kill()
+
+
+@pytest.mark.parametrize(("changes", "name"), [({}, None), ({"mindspore": "2.9.0"}, "mindspore")])
+def test_node_started_by_hand_is_compared_with_node_0(run_dir, changes, name):
+    by_hand = {"num_nodes": 2, "workers_per_node": 1, "master_addr": "127.0.0.1", "master_port": 29115}
+    node_0, node_1 = (
+        plan_launch(LaunchSettings(node_rank=rank, **by_hand), ("train.py",), run_dir, {}) for rank in (0, 1)
+    )
+    file = check_node.write_expectation(node_0)
+    expected = json.loads(file.read_text())
+    file.write_text(json.dumps(expected | {"facts": expected["facts"] | changes}))
+    assert [check.name for check in check_node.compare_with_node_0(node_1) if check.status == "bad"] == [
+        *filter(None, [name])
+    ]
 
 
 def test_refusal_shows_the_settings_own_value(written):

@@ -78,6 +78,24 @@ def test_refusal_by_the_preflight_shows_the_settings_value(command):
     assert f"launch.master_port={port}: port: localhost: port {port} is in use" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["layout=full"], "layout.name='full': node 0 has 'chain_exclude'"),
+        (["train.steps=7"], "train.steps=7: node 0 has"),
+        (["launch.min_disk_gib=1e9"], "launch.min_disk_gib=1000000000.0: disk: "),
+    ],
+)
+def test_refused_further_node_leaves_node_0s_run_as_it_is(command, tmp_path, words, message):
+    code, _, err = command("launch=slurm", "launch.num_nodes=2", "launch.workers_per_node=1", "run_dir=run")
+    assert code == 0, err
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    code, _, err = command(*BY_HAND, "launch.node_rank=1", "run_dir=run", *words)
+    assert code == 2
+    assert message in err
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+
+
 def test_inherited_job_is_refused(command, monkeypatch):
     monkeypatch.setenv("MS_SCHED_PORT", "8118")
     code, _, err = command("launch.dry_run=true")
