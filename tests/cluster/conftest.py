@@ -17,6 +17,7 @@ import pytest
 NETWORK = "10.77.41"
 PORT = 2222
 BRIDGE = "hpbr"
+HOSTS = 3
 
 
 def require(*programs: str) -> None:
@@ -42,10 +43,11 @@ def run(*words: str, check: bool = True) -> str:
 
 @dataclass
 class Cluster:
-    """Two hosts and how to reach them."""
+    """Two hosts, a spare one, and how to reach them."""
 
     addresses: list[str]
     namespaces: list[str]
+    spare: str
     ssh: list[str]
 
     @property
@@ -99,18 +101,18 @@ def clean_up(hosts: int) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two hosts; gone again at the end."""
+    """Three hosts; gone again at the end."""
     require("ip", "ssh", "sshd", "ssh-keygen")
     folder = tmp_path_factory.mktemp("ssh")
     for key in ("key", "host_key"):
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
-    clean_up(2)
+    clean_up(HOSTS)
     run("ip", "link", "add", BRIDGE, "type", "bridge")
     run("ip", "addr", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
     run("ip", "link", "set", BRIDGE, "up")
     servers = []
     try:
-        hosts = [add_host(number) for number in range(2)]
+        hosts = [add_host(number) for number in range(HOSTS)]
         servers = [start_sshd(folder, name, address) for name, address in hosts]
         options = [
             "BatchMode=yes",
@@ -130,9 +132,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             *(f"-o{option}" for option in options),
             "root@{host}",
         ]
-        yield Cluster([address for _, address in hosts], [name for name, _ in hosts], ssh)
+        names, addresses = zip(*hosts, strict=True)
+        yield Cluster(list(addresses[:2]), list(names[:2]), addresses[2], ssh)
     finally:
         for server in servers:
             server.terminate()
             server.wait()
-        clean_up(2)
+        clean_up(HOSTS)

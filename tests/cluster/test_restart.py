@@ -1,34 +1,43 @@
-"""The tiny recipe with its real trainer: a rank is killed, the job restarts, and no loss changes."""
+"""Jobs with their real trainers: a worker is killed, the job restarts, and no loss changes."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from hp_memory.launch import processes
 from hp_memory.launch.plan import plan_launch
 from hp_memory.launch.settings import LaunchSettings
 
-COMMAND = [
-    sys.executable, "-c", "from hp_memory.cli import main; main()", "launch", "recipe=tiny_moe", "train.steps=8",
-    "train.save_every=3", "train.eval_batches=0", "launch.heartbeat=0.5", "launch.lost_after=6",
+KILLER = str(Path(__file__).parents[1] / "integration" / "launch" / "kill_worker.py")
+HP_MEMORY = [sys.executable, "-c", "from hp_memory.cli import main; main()", "launch"]
+TINY = [
+    "recipe=tiny_moe", "train.steps=8", "train.save_every=3", "train.eval_batches=0", "launch.heartbeat=0.5",
+    "launch.lost_after=6", "launch.min_disk_gib=1", "launch.min_host_memory_gib=1", "launch.cluster_time_out=120",
 ]  # fmt: skip
+# A straight run, a killed one and its second attempt are more than pytest's usual patience on two cores.
+pytestmark = pytest.mark.timeout(600)
 
 
 def train(run_dir: Path, *overrides: str) -> str:
-    words = [*COMMAND, f"run_dir={run_dir}", *overrides]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=280, cwd=run_dir.parent)
+    words = [*HP_MEMORY, f"run_dir={run_dir}", *overrides]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=400, cwd=run_dir.parent)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert processes.marked(plan_launch(LaunchSettings(), ("x",), run_dir, {}).run_id) == []
     return done.stdout
 
 
 def losses(run_dir: Path, rank: int) -> dict[int, set[float]]:
+    """Step -> every loss that was seen at it, over all attempts."""
     seen: dict[int, set[float]] = {}
     for line in (run_dir / "progress" / f"rank_{rank}.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -37,54 +46,97 @@ def losses(run_dir: Path, rank: int) -> dict[int, set[float]]:
     return seen
 
 
-def kill_after_step(run_dir: Path, rank: int, step: int) -> None:
-    """Kills one worker once it has got that far."""
-    run_id = plan_launch(LaunchSettings(), ("x",), run_dir, {}).run_id
-    file = run_dir / "progress" / f"rank_{rank}.jsonl"
-    while not (file.exists() and step in losses(run_dir, rank)):
-        time.sleep(0.02)
-    for pid in processes.marked(run_id):
-        env = processes.environment_of(pid)
-        if env.get("MS_ROLE") == "MS_WORKER" and env.get("RANK_ID") == str(rank):
-            os.kill(pid, signal.SIGKILL)
-            return
+def kill(run_dir: Path, rank: int, step: int, then: Callable[[], object] = lambda: None) -> None:
+    """Kills that worker after that step, in the background, and does something more then."""
+
+    def work() -> None:
+        subprocess.run([sys.executable, KILLER, str(run_dir), str(rank), str(step)], check=True)
+        then()
+
+    threading.Thread(target=work, daemon=True).start()
 
 
-def test_killed_rank_costs_time_but_changes_no_loss(tmp_path):
-    straight, broken = tmp_path / "straight", tmp_path / "broken"
-    train(straight)
-    threading.Thread(target=kill_after_step, args=(broken, 1, 5), daemon=True).start()
-    # One port for both attempts: the second scheduler binds it right after the first one was killed.
-    text = train(broken, "launch.max_restarts=1", "launch.restart_delay=0", "launch.master_port=29333")
-    assert "rank 1 (node 0) failed: killed" in text
-    assert f"restart 1 of 1 from {broken}/checkpoints/step_00000003" in text
-    for rank in (0, 1):
+@pytest.fixture(scope="module")
+def two_hosts(cluster, tmp_path_factory) -> list[str]:
+    """Two of the hosts in the hostfile, with two workers each."""
+    hostfile = tmp_path_factory.mktemp("hosts") / "hosts"
+    list_hosts(hostfile, [*cluster.addresses, cluster.spare])
+    connect = "[" + ",".join(f"'{word}'" for word in cluster.ssh) + "]"
+    return [
+        *TINY, "parallel.data=4", "parallel.expert=4", f"launch.hostfile={hostfile}", "launch.num_nodes=2",
+        f"launch.connect={connect}", "launch.restart_delay=0",
+    ]  # fmt: skip
+
+
+def list_hosts(hostfile: Path, hosts: list[str]) -> None:
+    hostfile.write_text("".join(f"{host} slots=2\n" for host in hosts))
+
+
+@pytest.fixture(scope="module")
+def straight(two_hosts, tmp_path_factory) -> Path:
+    """The run directory of an undisturbed run."""
+    run_dir = tmp_path_factory.mktemp("straight") / "run"
+    text = train(run_dir, *two_hosts)
+    assert "4 workers on 2 node(s)" in text
+    return run_dir
+
+
+def test_two_hosts_train_the_tiny_recipe(straight):
+    result = json.loads((straight / "result.json").read_text())
+    assert result["last_loss"] < result["first_loss"]
+    assert {file.name for file in (straight / "reports").iterdir()} == {f"rank_{r}.json" for r in range(4)}
+
+
+def test_killed_worker_costs_time_but_changes_no_loss_also_on_a_spare_host(straight, two_hosts, cluster, tmp_path):
+    broken, hostfile = tmp_path / "broken", tmp_path / "hosts"
+    list_hosts(hostfile, [*cluster.addresses, cluster.spare])
+
+    def after_the_kill() -> None:
+        # What a rank leaves that dies while it saves; and the second host is taken out.
+        shutil.copytree(broken / "checkpoints/step_00000003", broken / "checkpoints/step_00000004")
+        (broken / "checkpoints/step_00000004/complete.json").unlink()
+        list_hosts(hostfile, [cluster.addresses[0], cluster.spare])
+
+    kill(broken, rank=3, step=5, then=after_the_kill)
+    # The second scheduler binds the port right after the first one has ended.
+    port = "launch.master_port=29333"
+    text = train(broken, *two_hosts, f"launch.hostfile={hostfile}", "launch.max_restarts=1", port)
+    assert "rank 3 (node 1) failed: killed" in text
+    assert f"restart 1 of 1 from {broken}/checkpoints/step_00000003\n" in text
+    for rank in range(4):
         assert losses(broken, rank) == losses(straight, rank)
         assert sorted(losses(broken, rank)) == list(range(1, 9))
+    plans = [json.loads((broken / "launch" / f"plan_{attempt}.json").read_text()) for attempt in (0, 1)]
+    assert [plan["nodes"][1]["host"] for plan in plans] == [cluster.addresses[1], cluster.spare]
 
 
-def test_two_hosts_train_the_tiny_recipe(cluster, tmp_path):
-    nodes = "[" + ",".join(cluster.addresses) + "]"
-    connect = "[" + ",".join(f"'{word}'" for word in cluster.ssh) + "]"
-    text = train(
-        tmp_path / "run", "parallel.data=4", "parallel.expert=4", f"launch.nodes={nodes}", f"launch.connect={connect}"
-    )
-    assert "4 workers on 2 node(s)" in text
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["last_loss"] < result["first_loss"]
-    assert {file.name for file in (tmp_path / "run" / "reports").iterdir()} == {f"rank_{r}.json" for r in range(4)}
+@pytest.mark.skipif(find_spec("mindformers") is None, reason="mindformers isn't installed (--extra mindformers)")
+def test_killed_mindformers_trainer_goes_on_with_the_same_losses(tmp_path):
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    words = ["recipe=tiny_deepseek_v3", "train.steps=5", "train.micro_batches=1", "train.save_every=2", "launch=local"]
+    train(straight, *words)
+
+    def leave_half_a_checkpoint() -> None:
+        half = broken / "checkpoints" / "iteration_00000003"
+        half.mkdir()
+        (half / "checkpoint-model-0000000-0000001.safetensors").write_bytes(b"half")
+
+    kill(broken, rank=0, step=3, then=leave_half_a_checkpoint)
+    text = train(broken, *words, "launch.max_restarts=1", "launch.restart_delay=3")
+    assert f"restart 1 of 1 from {broken}/checkpoints/iteration_00000002\n" in text
+    assert losses(broken, 0) == losses(straight, 0)
+    assert json.loads((broken / "result.json").read_text())["steps"] == 5
 
 
 def test_two_hosts_started_by_hand_train_together(cluster, tmp_path):
     run_dir = tmp_path / "run"
     by_hand = [
-        "launch=by_hand", "parallel.data=2", "parallel.expert=2", "launch.workers_per_node=1", "launch/hccl=default",
-        "launch.min_disk_gib=1", "launch.min_host_memory_gib=1", f"launch.master_addr={cluster.addresses[0]}",
-        "launch.cluster_time_out=120", f"run_dir={run_dir}",
+        *TINY, "launch=by_hand", "parallel.data=2", "parallel.expert=2", "launch.workers_per_node=1",
+        "launch/hccl=default", f"launch.master_addr={cluster.addresses[0]}", f"run_dir={run_dir}",
     ]  # fmt: skip
 
     def start(rank: int) -> subprocess.Popen:
-        words = ["ip", "netns", "exec", cluster.namespaces[rank], *COMMAND, *by_hand, f"launch.node_rank={rank}"]
+        words = ["ip", "netns", "exec", cluster.namespaces[rank], *HP_MEMORY, *by_hand, f"launch.node_rank={rank}"]
         return subprocess.Popen(words, cwd=tmp_path)
 
     first = start(0)

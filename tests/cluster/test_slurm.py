@@ -71,15 +71,39 @@ def wait_for(condition, seconds: float) -> None:
         time.sleep(0.5)
 
 
-def test_batch_file_trains_and_leaves_no_process(slurm, tmp_path):
+@pytest.fixture
+def submitted(slurm, tmp_path):
+    """Writes the batch file of the tiny recipe, submits it with these variables, waits; gives state and output."""
     run_dir = tmp_path / "run"
     words = [
         "launch", "recipe=tiny_moe", "launch=slurm", "launch.num_nodes=1", "launch.workers_per_node=2",
         "train.steps=3", "train.eval_batches=0", f"run_dir={run_dir}",
     ]  # fmt: skip
     subprocess.run([sys.executable, "-c", "from hp_memory.cli import main; main()", *words], check=True, cwd=tmp_path)
-    job = output("sbatch", "--parsable", str(run_dir / "launch" / "job.sbatch"))
-    wait_for(lambda: not output("squeue", "-h", "-j", job), 250)
-    assert "JobState=COMPLETED" in output("scontrol", "show", "job", job)
+
+    def submit(**env: str) -> tuple[str, str]:
+        done = subprocess.run(
+            ["sbatch", "--parsable", str(run_dir / "launch" / "job.sbatch")],
+            env=os.environ | env, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        job = done.stdout.strip()
+        wait_for(lambda: not output("squeue", "-h", "-j", job), 250)
+        return output("scontrol", "show", "job", job), (run_dir / "launch" / f"slurm-{job}.log").read_text()
+
+    return submit
+
+
+def test_batch_file_trains_and_leaves_no_process(submitted, tmp_path):
+    run_dir = tmp_path / "run"
+    state, text = submitted()
+    assert "JobState=COMPLETED" in state, text
+    assert "shared and writable" in text
     assert json.loads((run_dir / "result.json").read_text())["steps"] == 3
     assert processes.marked(plan_launch(LaunchSettings(), ("x",), run_dir, {}).run_id) == []
+
+
+def test_node_that_fails_its_check_fails_the_job_before_msrun(submitted, tmp_path):
+    state, text = submitted(RANK_TABLE_FILE="/old/rank_table.json")
+    assert "JobState=FAILED" in state
+    assert "RANK_TABLE_FILE=/old/rank_table.json" in text
+    assert not list((tmp_path / "run").rglob("worker_*.log"))
