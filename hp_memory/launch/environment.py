@@ -26,10 +26,11 @@ def inherited_job(env: Mapping[str, str]) -> dict[str, str]:
 def refuse_inherited(found: Mapping[str, str], where: str = "environment") -> None:
     """Raises ConfigError with advice for the first variable of another job."""
     for name, value in found.items():
-        raise ConfigError(f"{where}.{name}", value, _advice(name))
+        raise ConfigError(f"{where}.{name}", value, advice(name))
 
 
-def _advice(name: str) -> str:
+def advice(name: str) -> str:
+    """What to do about one of ``inherited_job``'s variables."""
     if name == "RANK_TABLE_FILE":
         return "a rank table and msrun's dynamic cluster exclude each other; run `unset RANK_TABLE_FILE`"
     if name == "SLURM_LOCALID":

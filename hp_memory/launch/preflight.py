@@ -30,6 +30,8 @@ class Check:
     text: str
     key: str = "launch.nodes"
     """The setting to change."""
+    value: object = None
+    """Its value where that is a node's own and not the plan's."""
 
 
 @dataclass
@@ -206,12 +208,12 @@ def _devices(plan: LaunchPlan, answers: list[Answer]) -> Check:
 
 
 def _inherited(answers: list[Answer]) -> Check:
-    bad = [
-        f"{a.host}: {' '.join(f'{k}={v}' for k, v in a.facts['inherited'].items())}"
-        for a in answers
-        if a.facts["inherited"]
-    ]
-    return _only_bad("environment", bad, "no other job's variables", "environment")
+    found = [(a.host, name, value) for a in answers for name, value in a.facts["inherited"].items()]
+    if not found:
+        return Check("environment", "ok", "no other job's variables")
+    _, name, value = found[0]
+    text = "; ".join(f"{host}: {name}={value}" for host, name, value in found)
+    return Check("environment", "bad", f"{text}; {environment.advice(name)}", f"environment.{name}", value)
 
 
 def _leftovers(plan: LaunchPlan, answers: list[Answer]) -> Check:
@@ -285,13 +287,17 @@ def refuse(checks: list[Check], plan: LaunchPlan) -> None:
         if line.status == "bad":
             listed_in_file = line.key == "launch.nodes" and plan.settings.hostfile
             key = "launch.hostfile" if listed_in_file else line.key
-            raise ConfigError(key, _value(plan, key.removeprefix("launch.")), f"{line.name}: {line.text}")
+            value = line.value or _value(plan, key.removeprefix("launch."))
+            raise ConfigError(key, value, f"{line.name}: {line.text}")
 
 
 def _value(plan: LaunchPlan, name: str) -> object:
     """What is in force, also where the plan has replaced a setting's 0 or empty by something real."""
     chosen = {
-        "nodes": [node.host for node in plan.nodes], "master_port": plan.master_port, "master_addr": plan.master_addr,
-        "python": plan.python, "run_dir": plan.run_dir, "environment": "of the nodes",
-    }  # fmt: skip
+        "nodes": [node.host for node in plan.nodes],
+        "master_port": plan.master_port,
+        "master_addr": plan.master_addr,
+        "python": plan.python,
+        "run_dir": plan.run_dir,
+    }
     return chosen[name] if name in chosen else getattr(plan.settings, name)

@@ -58,8 +58,8 @@ def test_script_shows_the_checks_and_starts_the_workers(written, run_dir):
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"RANK_TABLE_FILE": "/x"}, "environment='of the nodes': environment: "),
-        ({"MS_SCHED_PORT": "8118"}, "MS_SCHED_PORT=8118"),
+        ({"RANK_TABLE_FILE": "/x"}, "environment.RANK_TABLE_FILE='/x': environment: "),
+        ({"MS_SCHED_PORT": "8118"}, "start from a clean shell"),
     ],
 )
 def test_script_stops_with_the_message_where_something_is_bad(written, run_dir, env, message):
