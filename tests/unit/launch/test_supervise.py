@@ -177,17 +177,35 @@ def test_hang_up_under_nohup_is_ignored(planned, python, run_dir):
     assert "ended by SIGTERM" in launcher.communicate(timeout=20)[0]
 
 
-def test_node_program_that_is_killed_is_swept_after(planned):
+def test_launcher_that_falls_silent_is_given_up_by_its_node(planned, python, run_dir):
+    plan = planned()
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, python, plan.task[0], str(run_dir)])
+    workers_of(plan)
+    launcher.send_signal(signal.SIGSTOP)
+    try:
+        # Two seconds of silence, and two for SIGTERM.
+        wait_for(lambda: not processes.marked(plan.run_id), seconds=15)
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def node_program(plan) -> int:
+    """The pid of what the launcher started here: the parent of msrun, which is the parent of the workers."""
+
+    def parent(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    return parent(parent(next(iter(workers_of(plan).values()))))
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(signal.SIGKILL, "the connection ended with code -9"), (signal.SIGSTOP, "nothing heard for 2 s")],
+)
+def test_node_program_that_is_lost_is_swept_after(planned, number, why):
     plan = planned("--steps=1000", "--pause=0.1")
-
-    def kill_node_program():
-        some_worker = next(iter(workers_of(plan).values()))
-        fields = Path(f"/proc/{some_worker}/stat").read_text().rpartition(")")[2].split()
-        msrun = int(fields[1])
-        node_program = int(Path(f"/proc/{msrun}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(node_program, signal.SIGKILL)
-
-    later(kill_node_program)
+    later(lambda: os.kill(node_program(plan), number))
     outcome = supervise.run(plan)
-    assert (outcome.exit_code, outcome.kind) == (1, "node lost")
+    assert (outcome.exit_code, outcome.kind, outcome.log_tail[0]) == (1, "node lost", why)
     assert processes.marked(plan.run_id) == []
