@@ -1,15 +1,18 @@
 """``python -m hp_memory.mindformers train.yaml``: runs a plain MindFormers config of the PyNative Trainer.
 
-The file may name our callback; MindFormers' own entry points don't import it.
+The file may name our callback; MindFormers' own entry points don't import it. Restarted by our launcher, it goes on
+from the checkpoint it is told: one is found where the file saves into ``<run directory>/checkpoints``.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import mindspore as ms
 
 from hp_memory.errors import HPMemoryError
+from hp_memory.launch.environment import RESUME
 from hp_memory.mindformers import environment
 
 
@@ -24,7 +27,7 @@ def main(arguments: list[str]) -> int:
             print(line, flush=True)
         from mindformers.pynative.trainer.trainer import Trainer
 
-        Trainer(config=arguments[0]).train()
+        Trainer(config=arguments[0]).train(os.environ.get(RESUME) or None)
     except HPMemoryError as error:
         print(f"hp-memory: {error}", file=sys.stderr)
         return 1
