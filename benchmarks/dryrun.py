@@ -5,14 +5,14 @@
     python benchmarks/dryrun.py kernels     # MindFormers on a CPU and on the meta device: what each region saves
     python benchmarks/dryrun.py recipes     # hand-written recomputation recipes against the search, no more memory each
 
-A CPU has no allocator statistics: there the peak is the growth of the process' high-water mark between the inputs and
-the end of backward, one process per layout. It is an upper bound: it holds what the pool loses between blocks of
-different sizes, the kernels' transposed copies, and what Python's local variables keep inside the stand-in kernels.
+A CPU has no allocator statistics. The peaks are MindSpore's own record of every block of device memory (its debug log,
+hp_memory.estimate.device_log), in the second of two equal steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -88,75 +88,101 @@ def cost() -> None:
             )
 
 
-def high_water() -> int:
-    """Largest resident size of this process so far, bytes."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+SEQUENCES = 4
+PARTS = ("dense", "moe", "model")
 
 
 def _large() -> Any:
+    """A reference model whose tensors dwarf the tables of its kernels."""
     cfg = config("recipe=tiny_moe", "estimate=cpu")
-    sizes = {
-        "hidden_size": 512,
-        "num_heads": 4,
-        "num_kv_heads": 4,
-        "head_dim": 128,
-        "seq_length": 512,
-        "ffn_size": 2048,
-    }
-    model = replace(cfg.model, **sizes, num_layers=1, first_dense_layers=1)
+    heads = {"num_heads": 4, "num_kv_heads": 4, "head_dim": 64}
+    sizes = {"hidden_size": 256, "seq_length": 256, "ffn_size": 1024, "vocab_size": 1024}
+    model = replace(cfg.model, **heads, **sizes, num_layers=4, first_dense_layers=1)
     return replace(cfg, model=model, parallel=type(cfg.parallel)())
 
 
-SEQUENCES = 16
+def run_for_real(layouts: list[str]) -> None:
+    """Runs each part of a model under these layouts in this process, whose standard error is the log."""
+    import gc
 
-
-def peak_of(name: str) -> None:
-    """One layout in this process: the measured growth, and the estimate."""
     import mindspore as ms
     import numpy as np
 
-    from hp_memory.estimate.liveness import backward_peak, forward_peak
-    from hp_memory.estimate.model import Workload, trace
+    from hp_memory.estimate.device_log import recording
     from hp_memory.install import install
     from hp_memory.layout import build_plan
     from hp_memory.models.fingerprint import fingerprint
     from hp_memory.models.reference import build, region_map
+    from hp_memory.models.reference.model import next_token_loss
 
     ms.set_device("CPU")
     ms.runtime.launch_blocking()
     ms.set_context(runtime_num_threads=1)
     cfg = _large()
-    part = build(cfg.model, cfg.parallel)
-    plan = build_plan(layout(name), fingerprint(cfg.model))
-    install(part, plan, region_map(part))
-    block = next(iter(part.layers))
-    rows = np.ones((SEQUENCES * cfg.model.seq_length, cfg.model.hidden_size), np.float32)
-    x = ms.ops.zeros(rows.shape, ms.float32) + 1
-    weights = ms.ParameterTuple(block.trainable_params())
-    base = high_water()
-    ms.value_and_grad(block, 0, weights)(x)
-    grown = high_water() - base
-    traced = trace(Workload(cfg.model, cfg.parallel, SEQUENCES, "float32", "copied")).layers["dense"]
-    replayed = plan.layers[0].layout.replays(traced.regions)
-    gradients = sum(p.nbytes for p in traced.parameters)
-    entered = traced.nbytes(traced.inputs)
-    estimated = max(f(traced, replayed).nbytes for f in (forward_peak, backward_peak)) - entered + gradients
-    print("RESULT " + json.dumps({"measured": grown, "estimated": estimated}))
+    made = np.random.default_rng(0)
+    rows = made.standard_normal((SEQUENCES * cfg.model.seq_length, cfg.model.hidden_size)).astype(np.float32)
+    ids = made.integers(0, cfg.model.vocab_size, (SEQUENCES, cfg.model.seq_length)).astype(np.int32)
+    for name, part in itertools.product(layouts, PARTS):
+        model = build(cfg.model, cfg.parallel)
+        install(model, build_plan(layout(name), fingerprint(cfg.model)), region_map(model))
+        cell = model if part == "model" else model.layers[cfg.model.kinds.index(part)]
+        weights = ms.ParameterTuple(cell.trainable_params())
+        if part == "model":
+            step, x = ms.value_and_grad(lambda x: next_token_loss(model(x), x), None, weights), ms.Tensor(ids)  # noqa: B023
+        else:
+            step, x = ms.value_and_grad(cell, 0, weights), ms.Tensor(rows)
+        # The first run makes the kernels' tables.
+        step(x)
+        gc.collect()
+        with recording(f"{name}/{part}") as returned:
+            results = step(x)
+            returned()
+            del results
 
 
-def peak() -> None:
-    """Estimated and measured peaks, side by side."""
-    print("one dense layer, forward and backward with all gradients kept, MiB over the parameters and the input")
-    for name in ("none", "full"):
-        command = [sys.executable, __file__, "peak", "--layout", name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-        found = json.loads(line.removeprefix("RESULT "))
-        off = found["estimated"] / found["measured"] - 1
-        print(
-            f"  {name:6} estimated {found['estimated'] / MIB:.0f}, measured {found['measured'] / MIB:.0f} ({off:+.1%})"
-        )
+def estimated(name: str, part: str) -> int:
+    """The estimate of one case, bytes beyond the parameters and the block's input."""
+    from hp_memory.estimate.estimate import estimate
+    from hp_memory.estimate.liveness import curve
+    from hp_memory.estimate.model import Workload, trace
+    from hp_memory.estimate.request import pipeline_of
+    from hp_memory.layout import build_plan
+
+    cfg = _large()
+    work = Workload(cfg.model, cfg.parallel, SEQUENCES, "float32", "copied")
+    plan = build_plan(layout(name), work.fingerprint())
+    if part == "model":
+        return estimate(work, plan, pipeline_of(cfg), cfg.estimate).stages[0].worst.nbytes
+    traced = trace(work).layers[part]
+    kept = {*traced.inputs, *traced.outputs, *traced.weight_gradients}
+    alive = curve(traced, plan.layers[cfg.model.kinds.index(part)].layout, kept)[1]
+    return int(alive.max()) - traced.nbytes(traced.inputs)
+
+
+def _compared(name: str, part: str, run: Any) -> dict[str, Any]:
+    # Gradients of parameters belong to the trainer, where a whole model is measured.
+    measured = int(run.alive(results=part != "model").max())
+    return {"layout": name, "part": part, "estimated": estimated(name, part), "measured": measured}
+
+
+def peak(layouts: list[str]) -> None:
+    """Estimated and measured peaks, side by side, as JSON in the last line."""
+    import tempfile
+
+    from hp_memory.estimate.device_log import ENVIRONMENT, read
+
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        command = [sys.executable, __file__, "peak", "--real", "--layouts", *layouts]
+        subprocess.run(command, env=os.environ | ENVIRONMENT, stderr=log, check=True)
+        log.seek(0)
+        recorded = read(log)
+    rows = [_compared(name, part, recorded[f"{name}/{part}"]) for name, part in itertools.product(layouts, PARTS)]
+    print("MiB beyond the parameters and the block's input; of a layer also the results, of the model none")
+    for row in rows:
+        off = row["estimated"] / row["measured"] - 1
+        sizes = " ".join(f"{row[key] / MIB:8.2f}" for key in ("estimated", "measured"))
+        print(f"  {row['layout']:14} {row['part']:6} {sizes} {off:+.1%}")
+    print(json.dumps(rows))
 
 
 TINY = ("recipe=tiny_deepseek_v3", "estimate.dtype=float32")
@@ -204,7 +230,7 @@ def kernels() -> None:
     from hp_memory.estimate.held import held_by
     from hp_memory.estimate.model import Workload, trace
 
-    command = [sys.executable, __file__, "kernels", "--layout", "cpu"]
+    command = [sys.executable, __file__, "kernels", "--real"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     real: dict[str, Counter] = {}
@@ -255,9 +281,12 @@ def recipes() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("cost", "peak", "kernels", "recipes"))
-    parser.add_argument("--layout", help=argparse.SUPPRESS)
+    parser.add_argument("--layouts", nargs="+", default=LAYOUTS, help="of peak")
+    parser.add_argument("--real", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.layout:
-        saved_on_cpu() if asked.layout == "cpu" else peak_of(asked.layout)
+    if asked.what == "peak":
+        (run_for_real if asked.real else peak)(asked.layouts)
+    elif asked.real:
+        saved_on_cpu()
     else:
-        {"cost": cost, "peak": peak, "kernels": kernels, "recipes": recipes}[asked.what]()
+        {"cost": cost, "kernels": kernels, "recipes": recipes}[asked.what]()

@@ -50,7 +50,6 @@ def run(cfg: DryrunConfig, action: str | None = None) -> int:
 
 def _estimate(cfg: DryrunConfig) -> Estimate:
     ms.set_device("CPU")
-    ms.runtime.launch_blocking()
     work = workload(cfg, cfg.estimate)
     plan = build_plan(layout_of(cfg), work.fingerprint())
     return estimate(work, plan, pipeline_of(cfg), cfg.estimate, installed=cfg.installed)

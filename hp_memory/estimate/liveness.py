@@ -1,4 +1,7 @@
-"""How much of a layer is alive at each of its operations: last use in the sequence of a trace gives the lifetime.
+"""How much of a layer is alive at each of its operations.
+
+A storage lives from its first write to its last use in the sequence of a trace, or as long as a Python variable refers
+to it: the locals of a function outlast what needs them. Gradients of parameters are the trainer's once they are made.
 
 The sequence of a layout is made from a trace without a plan: the forward; then, in backward, the replayed operations
 (those of replayed regions and the bare ones) and the backward operations. A storage that a replay makes again has the
@@ -12,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_memory.estimate.held import HeldStorage, held_by, unhooked_storages
+from hp_memory.estimate.held import held_by, unhooked_storages
 from hp_memory.estimate.record import BARE, LayerTrace, Op, Phase
+from hp_memory.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -33,35 +37,59 @@ class Peak:
     by_region: dict[str, int]
 
 
+Lives = dict[int, tuple[int, int]]
+"""For each storage, the first and the last operation during which it is alive."""
+
 GRADIENTS = "gradients"
 _NOTHING = Peak(0, "forward", BARE, "", {})
 
 
 def forward_peak(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool = False) -> Peak:
     """The working set of a layer's forward: what it holds afterwards, and what its operations need on the way."""
-    stays = {entry.storage for entry in held_by(trace, replayed, keep_outputs)} | set(trace.outputs)
-    ops, first, last = _of_phase(trace, "forward")
-    end = len(ops) - 1
-    lives = {n: (first.get(n, 0), end if n in stays else last[n]) for n in last if trace.activation(n)}
-    for number in trace.inputs:
-        lives[number] = (0, end)
-    return _peak(trace, ops, lives)
+    return _peak(trace, *_forward_lives(trace, replayed, keep_outputs))
 
 
 def backward_peak(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool = False) -> Peak:
     """The working set of a layer's replay and backward, from what it holds to nothing."""
+    return _peak(trace, *_backward_lives(trace, replayed, keep_outputs))
+
+
+def curve(trace: LayerTrace, layout: Layout, kept: Collection[int] = ()) -> tuple[list[Op], np.ndarray]:
+    """The operations of forward, replay and backward in order, and the bytes alive during each.
+
+    Args:
+        kept: storages that somebody outside the layer keeps once they are there.
+    """
+    choice = layout.replays(trace.regions), layout.keep_outputs
+    all_ops: list[Op] = []
+    alive = [np.zeros(0, np.int64)]
+    for half in (_forward_lives, _backward_lives):
+        ops, lives = half(trace, *choice)
+        made = {number for op in all_ops for number in op.writes} | set(trace.inputs)
+        starts = {n: 0 if n in made else lives[n][0] for n in kept if n in made or n in lives}
+        alive.append(_alive(trace, len(ops), lives | {n: (start, len(ops) - 1) for n, start in starts.items()}))
+        all_ops += ops
+    return all_ops, np.concatenate(alive)
+
+
+def _forward_lives(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool) -> tuple[list[Op], Lives]:
+    stays = {entry.storage for entry in held_by(trace, replayed, keep_outputs)} | set(trace.outputs)
+    ops, first, last = _of_phase(trace, "forward")
+    end = len(ops) - 1
+    lives = {n: (first.get(n, 0), end if n in stays else min(last[n], end)) for n in last if trace.activation(n)}
+    for number in trace.inputs:
+        lives[number] = (0, end)
+    return ops, lives
+
+
+def _backward_lives(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool) -> tuple[list[Op], Lives]:
     kept = held_by(trace, replayed, keep_outputs)
     again = [op for op in trace.of_phase("forward") if op.region == BARE or op.region in replayed] if replayed else []
-    backward, _, _ = _of_phase(trace, "backward")
-    return _peak(trace, [*again, *backward], _backward_lives(trace, kept, again))
-
-
-def _backward_lives(trace: LayerTrace, kept: Sequence[HeldStorage], again: Sequence[Op]) -> dict[int, tuple[int, int]]:
     shift = len(again)
     ops, first, last = _of_phase(trace, "backward")
-    replay_first, replay_last = _lifetimes(again)
+    replay_first, replay_last = _lifetimes(trace, again)
     saved = _saved(trace)
-    lives: dict[int, tuple[int, int]] = {}
+    lives: Lives = {}
     for number, start in first.items():
         if trace.activation(number) and number not in saved:
             lives[number] = (start + shift, last[number] + shift)
@@ -74,7 +102,7 @@ def _backward_lives(trace: LayerTrace, kept: Sequence[HeldStorage], again: Seque
         number = entry.storage
         until = last[number] + shift if number in last else replay_last.get(number, 0)
         lives[number] = (0, until if entry.reason == "saved for backward" else shift + len(ops) - 1)
-    return lives
+    return [*again, *ops], lives
 
 
 def _saved(trace: LayerTrace) -> set[int]:
@@ -89,12 +117,18 @@ def _of_phase(trace: LayerTrace, phase: Phase) -> tuple[list[Op], dict[int, int]
     key = f"lifetimes of {phase}"
     if key not in trace.memo:
         ops = trace.of_phase(phase)
-        trace.memo[key] = (ops, *_lifetimes(ops))
+        trace.memo[key] = (ops, *_lifetimes(trace, ops))
     return trace.memo[key]
 
 
-def _lifetimes(ops: Sequence[Op]) -> tuple[dict[int, int], dict[int, int]]:
-    """For each storage, the operation that first writes it and the last that touches it."""
+def _positions(trace: LayerTrace, ops: Sequence[Op]) -> np.ndarray:
+    """For each operation of the trace, the last of ``ops`` (a part of it, in order) that isn't behind it; -1 before."""
+    chosen = {id(op) for op in ops}
+    return np.cumsum([id(op) in chosen for op in trace.ops]) - 1
+
+
+def _lifetimes(trace: LayerTrace, ops: Sequence[Op]) -> tuple[dict[int, int], dict[int, int]]:
+    """For each storage, the operation that first writes it, and the last that touches it or finds it referred to."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for i, op in enumerate(ops):
@@ -102,18 +136,30 @@ def _lifetimes(ops: Sequence[Op]) -> tuple[dict[int, int], dict[int, int]]:
             first.setdefault(number, i)
             last[number] = i
         for number in op.reads:
+            # What nothing wrote and isn't from before is a copy that the backend makes for this operation.
+            first.setdefault(number, i)
             last[number] = i
+    positions = _positions(trace, ops)
+    saved = _saved(trace)
+    for number, at in trace.released.items():
+        if number in saved or (number in last and number not in trace.weight_gradients):
+            last[number] = max(last.get(number, 0), int(positions[at]))
     return first, last
 
 
-def _peak(trace: LayerTrace, ops: Sequence[Op], lives: dict[int, tuple[int, int]]) -> Peak:
-    if not ops:
-        return _NOTHING
-    change = np.zeros(len(ops) + 1, np.int64)
+def _alive(trace: LayerTrace, count: int, lives: Lives) -> np.ndarray:
+    """Bytes alive during each of ``count`` operations."""
+    change = np.zeros(count + 1, np.int64)
     for number, (start, end) in lives.items():
         change[start] += trace.storages[number].nbytes
         change[end + 1] -= trace.storages[number].nbytes
-    alive = np.cumsum(change[:-1])
+    return np.cumsum(change[:-1])
+
+
+def _peak(trace: LayerTrace, ops: Sequence[Op], lives: Lives) -> Peak:
+    if not ops:
+        return _NOTHING
+    alive = _alive(trace, len(ops), lives)
     at = int(alive.argmax())
     by_region: dict[str, int] = {}
     for number, (start, end) in lives.items():

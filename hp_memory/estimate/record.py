@@ -89,6 +89,9 @@ class LayerTrace:
         outputs: storages that leave it.
         region_outputs: what each region returned.
         saved: in the order of saving.
+        released: for a storage that Python's variables referred to, the last operation during which one did: a
+            local variable keeps memory after the last operation that needs it.
+        weight_gradients: storages that backward returns for parameters; the layer gives them away.
         copies: storages that the backend made by copying a view operand, and what they copy if that was an argument
             of the region.
         memo: what was computed from a finished trace once and is asked for often.
@@ -103,6 +106,8 @@ class LayerTrace:
     outputs: tuple[int, ...] = ()
     region_outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     parameters: list[Parameter] = field(default_factory=list)
+    released: dict[int, int] = field(default_factory=dict)
+    weight_gradients: frozenset[int] = frozenset()
     copies: dict[int, int | None] = field(default_factory=dict)
     memo: dict = field(default_factory=dict, repr=False, compare=False)
 

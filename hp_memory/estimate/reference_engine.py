@@ -194,6 +194,8 @@ def _record_block(
     regions = tuple(site.regions[0] for site in sites if len(site.regions) == 1)
     traced = LayerTrace(kind, regions)
     weights = list(block.trainable_params())
+    # Kernels make their tables when they first run, and keep them.
+    block(_hidden(work))
     installed = record_layer(traced, block, [_hidden(work)], weights, constants_of(block), work.views, saved)
     traced.parameters = parameters_of(list(block.parameters_and_names()), is_expert)
     return traced, installed

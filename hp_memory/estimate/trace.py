@@ -10,6 +10,7 @@ Kernels of the CPU wheel copy a view operand before they run, also on the meta d
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,6 +53,7 @@ class Recorder(MsDispatchMode):
         self.backward = False
         self.inside = False
         self.arguments: tuple[Tensor, ...] = ()
+        self._referred: dict[int, weakref.ref] = {}
 
     @property
     def phase(self) -> record.Phase:
@@ -72,21 +74,43 @@ class Recorder(MsDispatchMode):
         writes = tuple(self.storage_of(t) for t in results)
         work = flops.flops(func.name, [tuple(t.shape) for t in inputs], [tuple(t.shape) for t in results])
         self.trace.ops.append(Op(func.name, self.phase, self.region, tuple(reads), writes, work))
-        return self._unviewed(out) if self.views == "shared" and _looks_like_a_view(func.name) else out
+        out = self._unviewed(out) if self.views == "shared" and _looks_like_a_view(func.name) else out
+        self._follow((*inputs, *tensors((out,))))
+        return out
+
+    def _follow(self, referred: Sequence[Tensor]) -> None:
+        """Notes when Python's last reference to these tensors goes: until then their storages stay."""
+        for tensor in referred:
+            key, storage = id(tensor), self.storage_of(tensor)
+
+            def gone(_: object, key: int = key, storage: int = storage) -> None:
+                del self._referred[key]
+                self.trace.released[storage] = len(self.trace.ops) - 1
+
+            if key not in self._referred:
+                self._referred[key] = weakref.ref(tensor, gone)
 
     def storage_of(self, tensor: Tensor) -> int:
-        """The storage of a tensor; one that no recorded operation made is a constant, or a copy the backend made."""
+        """The storage of a tensor; one that no recorded operation made is from before, or a copy the backend made."""
         ref = self._ref(tensor)
-        if ref is None:
-            ref = self.adopt(tensor, "parameter" if isinstance(tensor, Parameter) else "activation")
-            if not values.known(tensor):
-                self.trace.copies[ref.storage] = self._source_of(tensor)
+        if ref is None and isinstance(tensor, Parameter):
+            ref = self.adopt(tensor, "parameter")
+        elif ref is None and values.known(tensor):
+            # A table that a kernel made in an earlier run and keeps.
+            ref = self.adopt(tensor, "constant")
+        elif ref is None:
+            ref = self.adopt(tensor, "activation")
+            self.trace.copies[ref.storage] = self._source_of(tensor)
         return ref.storage
 
     def _source_of(self, copy: Tensor) -> int | None:
         """The argument of the running region that the backend copied, told by its size; None for anything else."""
         same = (t for t in self.arguments if t.size == copy.size and t.dtype == copy.dtype)
         return next((self.storage_of(t) for t in same if self.knows(t)), None)
+
+    def made_by_host(self, tensor: Tensor) -> None:
+        """Gives a tensor that the host fills a storage."""
+        self.adopt(tensor, "activation")
 
     def host_read(self, tensor: Tensor) -> None:
         """Notes that the host reads a tensor: a reader like an operation, which dispatch doesn't see."""
@@ -237,7 +261,7 @@ def mark(owner: object, attr: str, region: str) -> None:
 @contextlib.contextmanager
 def _recording(recorder: Recorder, hooks: type) -> Iterator[None]:
     _active.append(recorder)
-    values.on_make.append(recorder.storage_of)
+    values.on_make.append(recorder.made_by_host)
     values.on_read.append(recorder.host_read)
     before, native.hooks = native.hooks, hooks
     try:
@@ -297,6 +321,8 @@ def record_layer(
         constants: tables and masks that belong to the model.
         excluded: regions that an installed plan saves.
     """
+    # Operations that wait in a queue would hold their operands longer than the code does.
+    ms.runtime.launch_blocking()
     recorder, kept = Recorder(trace, views, excluded), []
     for tensor in (*weights, *constants):
         recorder.adopt(tensor, "parameter" if isinstance(tensor, Parameter) else "constant")
@@ -309,8 +335,9 @@ def record_layer(
         return out
 
     with ms.DeviceCtx("meta"), _recording(recorder, _counting(recorder, kept)), _handles() as handles:
-        step = ms.value_and_grad(forward, 0, ms.ParameterTuple(weights)) if weights else ms.value_and_grad(forward, 0)
-        step(*inputs)
+        step = ms.value_and_grad(forward, 0, ms.ParameterTuple(weights) if weights else None)
+        _, gradients = step(*inputs)
+        trace.weight_gradients = frozenset(recorder.storage_of(t) for t in (gradients[1] if weights else ()))
     attribute_backward(trace)
     outputs = [item for handle in handles for item in _kept_outputs(recorder, handle)]
     return Installed(tuple(kept), tuple(outputs))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from hp_memory.estimate.held import held, held_by, held_bytes_of_all
-from hp_memory.estimate.liveness import backward_peak, forward_peak, saved_bytes
+from hp_memory.estimate.liveness import backward_peak, curve, forward_peak, saved_bytes
 from hp_memory.estimate.record import LayerTrace, Op, Saved, Storage
 from hp_memory.layout import make_layout
 
 A2A, RESORT, GMM, ACT = "all2all.in", "compute.resort", "gmm.up", "compute.act"
 ALL = (A2A, RESORT, GMM, ACT)
+NONE = make_layout("none", "save", (), (), (), False)
 
 
 def chain() -> LayerTrace:
@@ -98,3 +99,38 @@ def test_working_sets_by_hand():
     assert backward_peak(trace, ALL).nbytes == 500
     assert backward_peak(trace, ALL).region == ACT
     assert saved_bytes(trace, ALL) == 300
+
+
+def test_a_local_variable_lengthens_a_life():
+    trace = chain()
+    # The caller of resort still has a, and the caller of act's backward its gradient.
+    trace.released = {1: 3, 5: 6}
+    assert forward_peak(trace, ()).nbytes == 500
+    assert forward_peak(trace, ALL).nbytes == 400
+    assert backward_peak(trace, ()).nbytes == 400
+
+
+@pytest.mark.parametrize(("weights", "left"), [((), 200), ((5,), 100)])
+def test_a_gradient_of_a_parameter_is_given_away(weights, left):
+    trace = chain()
+    trace.ops.append(Op("Add", "backward", "", (6,), ()))
+    trace.released, trace.weight_gradients = {5: 7, 6: 7}, frozenset(weights)
+    assert curve(trace, NONE)[1][-1] == left
+
+
+def test_what_the_caller_keeps_is_alive_from_when_it_is_made():
+    trace = chain()
+    ops, alone = curve(trace, NONE)
+    _, kept = curve(trace, NONE, {0, 4, 6})
+    assert [op.name for op in ops] == [op.name for op in trace.ops]
+    more = [int(n) for n in kept - alone]
+    # In backward x (0) and z (4) stay; the gradient (6) is the last thing made.
+    assert more == [0, 0, 0, 0, 200, 200, 200]
+
+
+def test_a_copy_that_the_backend_makes_is_there_only_for_its_operation():
+    trace = chain()
+    trace.storages.append(Storage(7, (25,), "float32", 100, "activation", ACT, "forward"))
+    trace.ops[2] = Op("GroupedMatmul", "forward", GMM, (2, 7), (3,))
+    alive = [int(n) for n in curve(trace, NONE)[1]]
+    assert alive[:4] == [200, 300, 400, 400]

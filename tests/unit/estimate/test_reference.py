@@ -168,6 +168,30 @@ def test_storages_said_to_be_held_are_owned_and_the_others_are_given_back(mindsp
     assert found == {"mlp.up": True, "mlp.act": False}
 
 
+def test_a_storage_stays_as_long_as_a_variable_refers_to_it(mindspore):
+    import mindspore as ms
+
+    from hp_memory.estimate.record import LayerTrace
+    from hp_memory.estimate.trace import record_layer
+
+    def forgetful(x):
+        return ((x + 1) + 2) + 3
+
+    def keeping(x):
+        first = x + 1
+        second = first + 2
+        return second + 3
+
+    def released(function) -> list[int]:
+        trace = LayerTrace("dense", ())
+        with ms.DeviceCtx("meta"):
+            record_layer(trace, function, [ms.mint.empty((4, 4))], [])
+        return [trace.released[op.writes[0]] for op in trace.of_phase("forward")[:2]]
+
+    assert released(forgetful) == [1, 2]
+    assert released(keeping) == [2, 2]
+
+
 def test_parameters_are_counted_as_the_built_model_has_them(mindspore):
     from hp_memory.estimate.model import trace
     from hp_memory.models.reference import build
