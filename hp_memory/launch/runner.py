@@ -55,7 +55,8 @@ class Runner:
         if failed:
             self._say({"event": "failed", "failure": failed.to_dict()})
         why = self.lifeline.over() or ""
-        self._say({"event": "ended", "left": left, "why": why, "timed_out": self._timed_out()})
+        missing = failure.missing_ranks(failure.end_of(self.logs / "scheduler.log"))
+        self._say({"event": "ended", "left": left, "why": why, "timed_out": self._timed_out(), "missing": missing})
         return 1 if failed or left or why else 0
 
     def _on_signal(self, number: int, frame: object) -> None:

@@ -114,6 +114,7 @@ class _Supervision:
         self.failures: list[Failure] = []
         self.leftovers: dict[int, list[int]] = {}
         self.timed_out: set[int] = set()
+        self.missing: set[int] = set()
         self.spoken = 0.0
 
     def run(self) -> Outcome:
@@ -161,6 +162,7 @@ class _Supervision:
     def _node_ended(self, rank: int, message: dict) -> None:
         self.running.discard(rank)
         self.timed_out.update(message["timed_out"])
+        self.missing.update(message["missing"])
         if message["left"]:
             self.leftovers[rank] = message["left"]
         badly = bool(message["why"]) or any(found.node == rank for found in self.failures)
@@ -242,8 +244,10 @@ class _Supervision:
         if not self.failures:
             return Outcome(leftovers=self.leftovers, exit_code=1 if self.leftovers else 0)
         first = failure.first_cause(self.failures)
-        if first.kind == failure.TIME_OUT and self.timed_out and not first.missing:
-            first.missing = tuple(sorted(set(self.views) - self.timed_out))
+        if first.kind == failure.TIME_OUT and not first.missing:
+            # Whoever gave up first may be far from the scheduler, which knows best; else it is who didn't give up.
+            silent = set(self.views) - self.timed_out if self.timed_out else set()
+            first.missing = tuple(sorted(self.missing or silent))
         return Outcome(
             1, first.rank, first.kind, first.in_words(), first.log, first.tail,
             leftovers=self.leftovers, failures=self.failures,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hp_memory.launch import processes, supervise
+from hp_memory.launch.failure import Failure
 from hp_memory.launch.supervise import Outcome
 
 
@@ -111,6 +112,15 @@ def without_the_second_scheduler(plan):
         for n in plan.nodes
     )
     return replace(plan, nodes=nodes)
+
+
+@pytest.mark.parametrize(("timed_out", "lost", "missing"), [([0], [3], "3"), ([0, 1], [], "2, 3"), ([], [], "")])
+def test_missing_ranks_are_the_schedulers_or_those_who_did_not_give_up(planned, timed_out, lost, missing):
+    plan = planned(nodes=["127.0.0.1", "127.0.0.2"])
+    job = supervise._Supervision(plan, lambda views: None, print, [])
+    job._take(1, {"event": "failed", "failure": Failure("communication time-out", 1, 2, 1).to_dict()})
+    job._take(0, {"event": "ended", "left": [], "why": "", "timed_out": timed_out, "missing": lost})
+    assert ", ".join(map(str, job._outcome().failures[0].missing)) == missing
 
 
 def test_second_launch_on_a_port_is_refused(planned, run_dir):
