@@ -79,13 +79,16 @@ def _uses(trace: LayerTrace) -> list[Uses]:
 
 
 def unhooked_storages(trace: LayerTrace) -> set[int]:
-    """What backward reads of the forward though nothing saved it: a custom function that keeps tensors by itself.
+    """What a custom function keeps of the forward by itself: nothing saved it, but backward reads it or refers to it.
 
     No hook sees such a tensor, so no checkpoint can drop it.
     """
-    made = {n for op in trace.of_phase("forward") for n in op.writes}
+    forward = trace.of_phase("forward")
+    made = {n for op in forward for n in op.writes}
     read = {n for op in trace.of_phase("backward") for n in op.reads}
-    return {n for n in (made & read) - {item.storage for item in trace.saved} if trace.activation(n)}
+    referred = {n for n, until in trace.released.items() if until >= len(forward)} - set(trace.outputs)
+    unsaved = made - {item.storage for item in trace.saved}
+    return {n for n in unsaved & (read | referred) if trace.activation(n)}
 
 
 def _made_in(trace: LayerTrace, number: int) -> str:

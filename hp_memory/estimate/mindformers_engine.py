@@ -396,7 +396,8 @@ class _Model:
             traced,
             lambda x: gpt(input_ids=self.ids, labels=self.ids, decoder_input=x)[0],
             [self._hidden()],
-            [p for _, p in named if p.requires_grad],
+            # MTP looks the next tokens up in the embedding of the first stage.
+            [p for p in (*(p for _, p in named), *gpt.embedding.get_parameters()) if p.requires_grad],
             [self.ids, *constants_of(gpt)],
             self.work.views,
         )

@@ -79,6 +79,14 @@ def test_a_tensor_that_a_function_keeps_by_itself_is_held_whatever_the_layout_sa
     }
 
 
+def test_so_is_one_that_it_keeps_without_reading_it():
+    trace = chain()
+    # A reference to r in the backward of act, though nothing saves or reads it; z is the output, which goes on.
+    trace.saved, trace.ops[6] = [Saved(3, ACT, (25,))], Op("GroupedMatmul", "backward", GMM, (6,), (), 2000)
+    trace.released = {1: 2, 2: 5, 4: 5}
+    assert {(e.storage, e.reason) for e in held_by(trace, ALL)} == {INPUT, (2, "kept outside the hooks")}
+
+
 @pytest.mark.parametrize("mask", range(16))
 def test_all_subsets_at_once_agree_with_one_at_a_time(mask):
     trace = chain()
