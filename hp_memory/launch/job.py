@@ -14,6 +14,7 @@ from rich.console import Console
 from hp_memory.errors import ConfigError
 from hp_memory.launch import check_node, environment, peaks, preflight, render, restart, supervise, view
 from hp_memory.launch.plan import LaunchPlan, plan_launch, world_size
+from hp_memory.launch.preflight import Check
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.launch.supervise import Outcome
 from hp_memory.report import table
@@ -133,10 +134,7 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
     if attempt:
         begin = restart.last_complete(plan.run_dir) or "the beginning"
         _say(console, f"restart {attempt} of {plan.settings.max_restarts} from {begin}")
-    checks = preflight.preflight(plan)
-    if plan.settings.node_rank > 0:
-        found = {line.name: line for line in [*checks, *check_node.compare_with_node_0(plan)]}
-        checks = list(found.values())
+    checks = _checks(plan)
     console.print(preflight.table(checks))
     preflight.refuse(checks, plan)
     if plan.settings.node_rank == 0:
@@ -151,6 +149,15 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
     with contextlib.suppress(OSError):
         _save(plan, f"outcome_{attempt}", asdict(outcome))
     return outcome
+
+
+def _checks(plan: LaunchPlan) -> list[Check]:
+    checks = preflight.preflight(plan)
+    if plan.settings.node_rank > 0:
+        # This launcher sees one node: what it compared with itself is compared with node 0.
+        found = {line.name: line for line in [*checks, *check_node.compare_with_node_0(plan)]}
+        checks = list(found.values())
+    return checks
 
 
 def _save(plan: LaunchPlan, name: str, data: dict) -> None:

@@ -43,10 +43,12 @@ class AtStep:
             self.action()
 
 
-def run(plan: LaunchPlan, action: Callable[[], object]) -> tuple[supervise.Outcome, float]:
+def run(
+    plan: LaunchPlan, action: Callable[[], object], say: Callable[[str], object] = print
+) -> tuple[supervise.Outcome, float]:
     """The outcome, and how many seconds after the action the launcher was done."""
     at_step = AtStep(action)
-    outcome = supervise.run(plan, at_step)
+    outcome = supervise.run(plan, at_step, say)
     assert at_step.time is not None, outcome
     seconds = time.monotonic() - at_step.time
     # For the fault table of docs/launch.md: pytest -rP shows it.
@@ -92,9 +94,9 @@ def test_killed_worker_ends_both_hosts_within_seconds(plan_for):
 def test_host_that_is_cut_off_is_given_up_and_ends_its_own_processes(plan_for, cluster):
     plan = plan_for(*ENDLESS)
     said: list[str] = []
-    at_step = AtStep(lambda: cluster.cut(1))
     try:
-        outcome = supervise.run(plan, at_step, said.append)
+        outcome, seconds = run(plan, lambda: cluster.cut(1), said.append)
+        assert seconds < 40
         assert outcome.message == "node 1 failed: node lost"
         assert outcome.log_tail == ("nothing heard for 6 s",)
         assert "can't be reached; it ends its processes by itself" in said[-1]
@@ -168,9 +170,11 @@ def test_full_disk_is_named(plan_for, cluster, tmp_path):
     try:
         refused = {check.name: check for check in preflight.preflight(near(run_dir=small))}
         assert refused["disk"].status == "bad"
-        plan = near(*ENDLESS, "--fault=fill_disk", "--fault-rank=2", run_dir=small, min_disk_gib=0)
-        outcome = supervise.run(plan)
+        fault = ("--fault=fill_disk", "--fault-rank=2", "--fault-step=6")
+        plan = near(*ENDLESS, *fault, run_dir=small, min_disk_gib=0)
+        outcome, seconds = run(plan, lambda: None)
         assert (outcome.exit_code, outcome.kind) == (1, "disk full")
+        assert seconds < 20
         assert nothing_left(plan)
     finally:
         subprocess.run(["umount", str(small)], check=True)
