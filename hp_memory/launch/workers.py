@@ -27,10 +27,12 @@ class WorkerWatch:
         """Looks again."""
         if len(self._pids) < len(self._ranks):
             self._pids = processes.workers(self._msrun) | self._pids
+        gone = {rank for rank, pid in self._pids.items() if not processes.is_alive(pid)}
+        # msrun writes which worker failed before it kills the others: look first, read then, and none is missed.
         said = {int(pid): int(code) for pid, code in _MSRUN_SAYS.findall(failure.end_of(self._log))}
-        self._place_unseen(said)
-        for rank, pid in self._pids.items():
-            code = self._code_of(rank, pid, said) if rank not in self.codes else None
+        gone |= self._place_unseen(said)
+        for rank in sorted(gone - set(self.codes), key=lambda rank: (self._pids[rank] not in said, rank)):
+            code = self._code_of(rank, self._pids[rank], said)
             if code is not None:
                 self.codes[rank] = code
 
@@ -42,15 +44,15 @@ class WorkerWatch:
         """Every worker has ended with 0."""
         return len(self.codes) == len(self._ranks) and not self.failed()
 
-    def _place_unseen(self, said: dict[int, int]) -> None:
+    def _place_unseen(self, said: dict[int, int]) -> set[int]:
         """A worker that died before we saw it alive must be one of the ranks we haven't seen; they start in order."""
         unseen = [rank for rank in self._ranks if rank not in self._pids]
         strangers = sorted(pid for pid in said if pid not in self._pids.values())
-        self._pids |= dict(zip(unseen, strangers, strict=False))
+        placed = dict(zip(unseen, strangers, strict=False))
+        self._pids |= placed
+        return set(placed)
 
     def _code_of(self, rank: int, pid: int, said: dict[int, int]) -> int | None:
-        if processes.is_alive(pid):
-            return None
         code = processes.exit_code(pid)
         code = said.get(pid) if code is None else code
         if code is not None:
