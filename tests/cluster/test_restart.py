@@ -21,8 +21,9 @@ from hp_memory.launch.settings import LaunchSettings
 KILLER = str(Path(__file__).parents[1] / "integration" / "launch" / "kill_worker.py")
 HP_MEMORY = [sys.executable, "-c", "from hp_memory.cli import main; main()", "launch"]
 TINY = [
-    "recipe=tiny_moe", "train.steps=8", "train.save_every=3", "train.eval_batches=0", "launch.heartbeat=0.5",
-    "launch.lost_after=6", "launch.min_disk_gib=1", "launch.min_host_memory_gib=1", "launch.cluster_time_out=120",
+    "recipe=tiny_moe", "train.steps=8", "train.warmup_steps=2", "train.save_every=3", "train.eval_batches=0",
+    "launch.heartbeat=0.5", "launch.lost_after=6", "launch.min_disk_gib=1", "launch.min_host_memory_gib=1",
+    "launch.cluster_time_out=120",
 ]  # fmt: skip
 # A straight run, a killed one and its second attempt are more than pytest's usual patience on two cores.
 pytestmark = pytest.mark.timeout(600)
@@ -57,10 +58,16 @@ def kill(run_dir: Path, rank: int, step: int, then: Callable[[], object] = lambd
 
 
 @pytest.fixture(scope="module")
-def two_hosts(cluster, tmp_path_factory) -> list[str]:
+def hostfile(cluster, tmp_path_factory) -> Path:
+    """Lists all hosts."""
+    file = tmp_path_factory.mktemp("hosts") / "hosts"
+    list_hosts(file, [*cluster.addresses, cluster.spare])
+    return file
+
+
+@pytest.fixture(scope="module")
+def two_hosts(cluster, hostfile) -> list[str]:
     """Two of the hosts in the hostfile, with two workers each."""
-    hostfile = tmp_path_factory.mktemp("hosts") / "hosts"
-    list_hosts(hostfile, [*cluster.addresses, cluster.spare])
     connect = "[" + ",".join(f"'{word}'" for word in cluster.ssh) + "]"
     return [
         *TINY, "parallel.data=4", "parallel.expert=4", f"launch.hostfile={hostfile}", "launch.num_nodes=2",
@@ -87,9 +94,10 @@ def test_two_hosts_train_the_tiny_recipe(straight):
     assert {file.name for file in (straight / "reports").iterdir()} == {f"rank_{r}.json" for r in range(4)}
 
 
-def test_killed_worker_costs_time_but_changes_no_loss_also_on_a_spare_host(straight, two_hosts, cluster, tmp_path):
-    broken, hostfile = tmp_path / "broken", tmp_path / "hosts"
-    list_hosts(hostfile, [*cluster.addresses, cluster.spare])
+def test_killed_worker_costs_time_but_changes_no_loss_also_on_a_spare_host(
+    straight, two_hosts, hostfile, cluster, tmp_path
+):
+    broken = tmp_path / "broken"
 
     def after_the_kill() -> None:
         # What a rank leaves that dies while it saves; and the second host is taken out.
@@ -100,7 +108,7 @@ def test_killed_worker_costs_time_but_changes_no_loss_also_on_a_spare_host(strai
     kill(broken, rank=3, step=5, then=after_the_kill)
     # The second scheduler binds the port right after the first one has ended.
     port = "launch.master_port=29333"
-    text = train(broken, *two_hosts, f"launch.hostfile={hostfile}", "launch.max_restarts=1", port)
+    text = train(broken, *two_hosts, "launch.max_restarts=1", port)
     assert "rank 3 (node 1) failed: killed" in text
     assert f"restart 1 of 1 from {broken}/checkpoints/step_00000003\n" in text
     for rank in range(4):

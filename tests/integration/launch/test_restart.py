@@ -10,8 +10,8 @@ from pathlib import Path
 KILLER = str(Path(__file__).parent / "kill_worker.py")
 COMMAND = [
     sys.executable, "-c", "from hp_memory.cli import main; main()", "launch", "recipe=tiny_moe", "launch=local",
-    "parallel.data=1", "parallel.expert=1", "train.steps=5", "train.save_every=2", "train.eval_batches=0",
-    "launch.max_restarts=1", "launch.restart_delay=0",
+    "parallel.data=1", "parallel.expert=1", "train.steps=5", "train.warmup_steps=2", "train.save_every=2",
+    "train.eval_batches=0", "launch.max_restarts=1", "launch.restart_delay=0",
 ]  # fmt: skip
 
 
