@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from hp_memory.errors import ConfigError
 from hp_memory.estimate.settings import DryrunFields, SearchFields
@@ -127,6 +130,17 @@ def register() -> None:
         store.store(name=f"{command}_schema", node=schema)
 
 
+@contextlib.contextmanager
+def without_types(command: str) -> Iterator[None]:
+    """Within, the command's config composes from its defaults as plain data: any key and any value goes."""
+    store, name = ConfigStore.instance(), f"{command}_schema"
+    store.store(name=name, node=OmegaConf.to_container(OmegaConf.structured(SCHEMAS[command])))
+    try:
+        yield
+    finally:
+        store.store(name=name, node=SCHEMAS[command])
+
+
 def validate(cfg: HPConfig) -> None:
     """Checks every group by itself, without looking at data files; commands check what only they need.
 
@@ -136,6 +150,9 @@ def validate(cfg: HPConfig) -> None:
     _refuse_unreal_numbers(cfg, "")
     if not re.fullmatch(r"[\w.-]*\w", cfg.name):
         raise ConfigError("name", cfg.name, "names a folder: letters, digits, points, dashes")
+    for name in ("run_root", "run_dir"):
+        if getattr(cfg, name) == "":
+            raise ConfigError(name, "", "is empty: name a folder")
     if cfg.seed < 0:
         raise ConfigError("seed", cfg.seed, "must be at least 0")
     if cfg.engine not in ENGINES:

@@ -1,25 +1,25 @@
-"""Runs a command as a Hydra app, and turns Hydra's and OmegaConf's complaints into ConfigErrors."""
+"""Runs a command as a Hydra app that refuses a bad config before anything starts."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import re
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hp_memory import config
+from hp_memory import config, overrides, unread
 from hp_memory.errors import ConfigError, HPMemoryError
-from hp_memory.paths import config_dir
+from hp_memory.hydra_errors import first_misfit, in_words, translate
+from hp_memory.paths import config_dir, make_folder
 
 
 def run(command: str, args: list[str], body: Callable[[Any], int]) -> int:
@@ -33,10 +33,13 @@ def run(command: str, args: list[str], body: Callable[[Any], int]) -> int:
     """
     # Hydra's parser takes flags only before the overrides or behind them, people write them in between.
     args = sorted(args, key=lambda arg: "=" in arg or arg.startswith("~"))
-    flags = get_args_parser().parse_args(args)
+    flags = _flags(command, args)
     if not (flags.help or flags.hydra_help):
-        for job in jobs(flags.overrides, flags.multirun):
-            compose(command, job)
+        ready = dict(zip(flags.overrides, overrides.prepare(command, flags.overrides), strict=True))
+        args = [ready.get(arg, arg) for arg in args]
+        configs = [checked(command, job) for job in jobs(list(ready.values()), flags.multirun)]
+        if flags.multirun:
+            make_folder("run_root", configs[0].run_root)  # where Hydra notes the sweep
     codes: list[int] = []
     refused: list[HPMemoryError] = []
 
@@ -54,35 +57,79 @@ def run(command: str, args: list[str], body: Callable[[Any], int]) -> int:
     return max(codes, default=0)
 
 
-def jobs(overrides: list[str], sweep: bool) -> Iterable[list[str]]:
+def _flags(command: str, args: Sequence[str]) -> argparse.Namespace:
+    parser = get_args_parser()
+
+    def refuse(why: str) -> NoReturn:
+        raise ConfigError(command, " ".join(args), why)
+
+    parser.error = refuse  # argparse would print its usage and leave
+    flags = parser.parse_args(args)
+    for name in ("config_name", "config_path", "config_dir"):
+        value = getattr(flags, name)
+        if value is not None:
+            why = f"a command's configs are its own; put a file of yours into {config_dir().resolve()}"
+            raise ConfigError(f"--{name.replace('_', '-')}", value, why)
+    return flags
+
+
+def checked(command: str, job: Sequence[str]) -> DictConfig:
+    """The command's config with the overrides of one job, all of which the command reads.
+
+    Raises:
+        ConfigError: for whatever can't be composed or would have no effect.
+    """
+    cfg = compose(command, job)
+    unread.refuse(command, job, cfg)
+    return cfg
+
+
+def jobs(words: list[str], sweep: bool) -> Iterable[list[str]]:
     """The overrides of each job: one, or with ``sweep`` one for every combination of listed values."""
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise ConfigError("override", " ".join(overrides), _first_line(error)) from error
+    parsed = overrides.parse(words)
     if not sweep:
-        return [overrides]
+        several = next((o for o in parsed if o.is_sweep_override()), None)
+        if several is not None:
+            why = "several values: add -m to run one after the other, or write a list: [a,b]"
+            raise ConfigError(several.key_or_group, several.input_line.partition("=")[2], why)
+        return [words]
     return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
 
 
-def compose(command: str, overrides: list[str]) -> DictConfig:
+def compose(command: str, words: Sequence[str]) -> DictConfig:
     """The command's config with these overrides.
 
     Raises:
         ConfigError: in place of whatever Hydra or OmegaConf raises.
     """
     config.register()
+    words = overrides.prepare(command, words)
+    try:
+        cfg = _composed(command, words)
+        _refuse_added_keys(cfg, "")
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise _misfit(command, words) or translate(error, command, words) from error
+    return cfg
+
+
+def _composed(command: str, words: Sequence[str]) -> DictConfig:
     # A command may compose while Hydra runs it.
     running, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     try:
         with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
-            cfg = hydra.compose(command, overrides=overrides)
-        _refuse_added_keys(cfg, "")
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise _translate(error, command, overrides) from error
+            return hydra.compose(command, overrides=list(words))
     finally:
         GlobalHydra.instance().hydra = running
-    return cfg
+
+
+def _misfit(command: str, words: Sequence[str]) -> ConfigError | None:
+    """What the schema refuses, found by composing once more without it; None where the fault is another."""
+    try:
+        with config.without_types(command):
+            plain = _composed(command, words)
+        return first_misfit(config.SCHEMAS[command], OmegaConf.to_container(plain))
+    except (HydraException, OmegaConfBaseException, ValueError):
+        return None
 
 
 def _refuse_added_keys(node: DictConfig, prefix: str) -> None:
@@ -94,6 +141,8 @@ def _refuse_added_keys(node: DictConfig, prefix: str) -> None:
         if key not in known:
             raise ConfigError(path, str(node[key]), "no such key", [f"{prefix}{k}" for k in known], meant=path)
         child = None if OmegaConf.is_missing(node, key) else node[key]
+        if schema is dict and OmegaConf.is_config(child):
+            raise ConfigError(path, OmegaConf.to_container(child), "must be one value, not several")
         if isinstance(child, DictConfig):
             _refuse_added_keys(child, f"{path}.")
 
@@ -110,52 +159,4 @@ def to_object(cfg: DictConfig) -> Any:
     try:
         return OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error.full_key or "config"), "", _first_line(error)) from error
-
-
-def _translate(error: Exception, command: str, overrides: list[str]) -> ConfigError:
-    text = str(error)
-    if isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException):
-        return ConfigError("override", " ".join(overrides), _first_line(error))
-    group = re.search(r"(?:Could not find|In '.*': Could not find) '([\w/.-]+)'", text)
-    if group and "/" in group.group(1):
-        name, _, option = group.group(1).rpartition("/")
-        return ConfigError(name, option, "no such option in this group", options(name))
-    unknown = re.search(r"(?:Key|Could not (?:override|append)) '([^']*)'", text)
-    where = getattr(error.__cause__, "full_key", None) or getattr(error, "full_key", None)
-    if unknown and ("not in" in text or "Could not" in text):
-        key = str(where or unknown.group(1))
-        return ConfigError(key, _value_of(key, overrides), "no such key", _siblings(command, key), meant=key)
-    key = str(where or "override")
-    return ConfigError(key, _value_of(key, overrides), _first_line(error.__cause__ or error))
-
-
-def options(group: str) -> list[str]:
-    """The names a config group can be set to."""
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.utils import create_config_search_path
-
-    loader = ConfigLoaderImpl(create_config_search_path(str(config_dir())))
-    return sorted(loader.get_group_options(group))
-
-
-def _siblings(command: str, key: str) -> list[str]:
-    """The keys that exist beside ``key`` in the command's schema, with their full paths."""
-    prefix, _, _ = key.rpartition(".")
-    node = OmegaConf.structured(config.SCHEMAS[command])
-    for part in filter(None, prefix.split(".")):
-        node = node.get(part) if isinstance(node, DictConfig) and part in node else None
-    names = list(node) if isinstance(node, DictConfig) else []
-    return [f"{prefix}.{n}" if prefix else str(n) for n in names]
-
-
-def _value_of(key: str, overrides: list[str]) -> str:
-    for override in overrides:
-        name, _, value = override.partition("=")
-        if name.lstrip("+~") == key:
-            return value
-    return ""
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
+        raise ConfigError(str(error.full_key or "config"), "", in_words(error)) from error

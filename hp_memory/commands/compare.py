@@ -11,8 +11,10 @@ from hp_memory.compare.job import Job, write_job
 from hp_memory.config import CompareConfig
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import checked_plan, launch_workers, plan_for, prepare_run_dir, refuse_unread_settings
-from hp_memory.hydra_app import compose, options, to_object
+from hp_memory.hydra_app import compose, to_object
+from hp_memory.hydra_errors import options
 from hp_memory.layout import ActivationPlan
+from hp_memory.paths import run_dir_path
 from hp_memory.report.comparison import unexpected, write_report
 from hp_memory.report.table import console as make_console
 
@@ -28,7 +30,7 @@ def run(cfg: CompareConfig) -> int:
     plans = _plans(cfg)
     console = make_console()
     if cfg.launch.dry_run:
-        return launch_workers(cfg, WORKER, Path(cfg.run_dir or cfg.run_root))
+        return launch_workers(cfg, WORKER, run_dir_path(cfg.run_dir, cfg.run_root, cfg.name))
     run_dir = prepare_run_dir(cfg, plan)
     words = [f"layout {name}, plan {p.hash()}\n{p.in_words()}" for name, p in plans.items()]
     (run_dir / "plan.txt").write_text("\n\n".join(words) + "\n")

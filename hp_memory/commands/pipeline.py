@@ -9,6 +9,7 @@ from hp_memory.config import PipelineConfig
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import checked_plan, launch_workers, prepare_run_dir
 from hp_memory.hydra_app import compose, to_object
+from hp_memory.paths import check_output, run_dir_path
 from hp_memory.pipeline import show
 from hp_memory.pipeline.regression import report
 from hp_memory.pipeline.regression.cases import Case, expand
@@ -22,13 +23,14 @@ def run(cfg: PipelineConfig) -> int:
     """Returns 0 only if every case passed on every rank."""
     if cfg.show:  # the schedule by itself: no model's layers need to fit
         cfg.pipeline.validate("pipeline")
-        return _show(cfg)
+        picture = None if cfg.picture is None else check_output("picture", cfg.picture, show.PICTURES)
+        return _show(cfg, picture)
     plan = checked_plan(cfg)
     cfg.matrix.validate("matrix")
     cases = expand(cfg.matrix)
     _check(cfg, cases)
     if cfg.launch.dry_run:
-        return launch_workers(cfg, WORKER, Path(cfg.run_dir or cfg.run_root))
+        return launch_workers(cfg, WORKER, run_dir_path(cfg.run_dir, cfg.run_root, cfg.name))
     job = Job(cfg.matrix, {n: to_object(compose("layout_only", [f"layout={n}"])).layout for n in cfg.matrix.layouts})
     run_dir = prepare_run_dir(cfg, plan)
     write_job(run_dir, job)
@@ -75,11 +77,11 @@ def _report(run_dir: Path, cases: Sequence[Case]) -> int:
     return 1 if failed else 0
 
 
-def _show(cfg: PipelineConfig) -> int:
+def _show(cfg: PipelineConfig, picture: Path | None) -> int:
     console = make_console()
     console.print(show.text(cfg.pipeline), markup=False, highlight=False, soft_wrap=True)
     console.print(show.figures(cfg.pipeline).rich())
-    if cfg.picture is not None:
-        show.picture(cfg.pipeline, Path(cfg.picture))
+    if picture is not None:
+        show.picture(cfg.pipeline, picture)
         console.print(f"wrote {cfg.picture}", markup=False, highlight=False, soft_wrap=True)
     return 0

@@ -11,6 +11,7 @@ from hp_memory.pipeline.settings import PipelineSettings
 from hp_memory.pipeline.simulate import Costs, Timeline, peak_held_for_dw, peak_in_flight, run
 from hp_memory.report.table import Table
 
+PICTURES = (".png", ".svg", ".pdf", ".jpg", ".webp")
 UNIT = "F = B = W = R = 1, BW = 2"
 
 

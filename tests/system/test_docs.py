@@ -35,7 +35,7 @@ def test_every_printed_command_composes(page, line):
         return  # printed as an example of what is refused; tests/unit/test_cli.py checks that it is
     sweep = {"-m", "--multirun"} & set(args)
     for job in hydra_app.jobs(overrides, bool(sweep)):
-        hydra_app.compose(command, job)
+        hydra_app.checked(command, job)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
