@@ -16,8 +16,9 @@ from hp_memory.errors import ConfigError
 from hp_memory.launch.job import TaskFor, checked, launch
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
-from hp_memory.mindformers import hyper_offload
+from hp_memory.mindformers import conflicts, hyper_offload
 from hp_memory.mindformers.refusals import refuse_untrainable
+from hp_memory.mindformers.train_config import train_config
 from hp_memory.models.settings import REFERENCE
 from hp_memory.paths import make_run_dir
 from hp_memory.pipeline.settings import check_plan, with_stage_layouts
@@ -40,6 +41,8 @@ def checked_plan(cfg: HPConfig) -> ActivationPlan:
         check_vocabulary(cfg.data, cfg.model.vocab_size)
     else:
         refuse_untrainable(cfg)
+        refuse_offload(cfg)
+        conflicts.refuse(train_config(cfg), with_plan=True)
     plan = plan_for(cfg, cfg.layout, "layout")
     check_plan(cfg.pipeline, plan, cfg.model.num_layers)
     return plan
@@ -61,10 +64,26 @@ def refuse_unread_settings(cfg: HPConfig) -> None:
     if cfg.engine != "reference":
         return
     for group, why in _READ_ELSEWHERE.items():
-        settings, default = getattr(cfg, group), type(getattr(cfg, group))()
-        for name in (field.name for field in dataclasses.fields(settings)):
-            if getattr(settings, name) != getattr(default, name):
-                raise ConfigError(f"{group}.{name}", getattr(settings, name), why)
+        _refuse_changed(cfg, group, why)
+    if cfg.parallel.pipeline != 1:
+        raise ConfigError("parallel.pipeline", cfg.parallel.pipeline, _READ_ELSEWHERE["pipeline"], (1,))
+
+
+def refuse_offload(cfg: HPConfig) -> None:
+    """Refuses HyperOffload for MindFormers' PyNative Trainer, where it would have no effect.
+
+    Raises:
+        ConfigError: naming the first setting that isn't the default.
+    """
+    why = "has no effect here: HyperOffload is a pass of the graph compiler, MindFormers' PyNative models have no graph"
+    _refuse_changed(cfg, "offload", why)
+
+
+def _refuse_changed(cfg: HPConfig, group: str, why: str) -> None:
+    settings, default = getattr(cfg, group), type(getattr(cfg, group))()
+    for name in (field.name for field in dataclasses.fields(settings)):
+        if getattr(settings, name) != getattr(default, name):
+            raise ConfigError(f"{group}.{name}", getattr(settings, name), why)
 
 
 def plan_for(cfg: HPConfig, layout: LayoutSettings, path: str) -> ActivationPlan:

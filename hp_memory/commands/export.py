@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
 from hp_memory.config import validate
 from hp_memory.errors import ConfigError
+from hp_memory.experiment import refuse_offload
 from hp_memory.layout import build_plan
 from hp_memory.mindformers.train_config import train_config, with_callback, with_native_settings
 from hp_memory.models.mindformers_settings import fingerprint
+from hp_memory.paths import check_output
+from hp_memory.pipeline.settings import check_plan, with_stage_layouts
 
 if TYPE_CHECKING:
     from hp_memory.config import ExportConfig
@@ -25,14 +27,12 @@ def run(cfg: ExportConfig) -> int:
     Raises:
         ConfigError: for a target that doesn't exist, or a plan that it can't express.
     """
+    file = None if cfg.output is None else check_output("output", cfg.output)
     text = render(cfg)
-    if cfg.output is None:
+    if file is None:
         print(text, end="")
         return 0
-    try:
-        Path(cfg.output).write_text(text)
-    except OSError as error:
-        raise ConfigError("output", cfg.output, f"can't be written: {error.strerror}") from error
+    file.write_text(text)
     print(f"wrote {cfg.output}")
     return 0
 
@@ -42,10 +42,13 @@ def render(cfg: ExportConfig) -> str:
     validate(cfg)
     if cfg.to not in TARGETS:
         raise ConfigError("to", cfg.to, "no such target", TARGETS)
-    plan = build_plan(cfg.layout, fingerprint(cfg.model, cfg.parallel))
+    refuse_offload(cfg)
     config = train_config(cfg)
+    layout = with_stage_layouts(cfg.layout, cfg.pipeline, cfg.model.num_layers)
+    plan = build_plan(layout, fingerprint(cfg.model, cfg.parallel))
+    check_plan(cfg.pipeline, plan, cfg.model.num_layers)
     if cfg.to == "mindformers-callback":
-        config = with_callback(config, cfg.layout)
+        config = with_callback(config, layout)
     else:
         config = with_native_settings(config, plan, cfg.to.removeprefix("mindformers-"))
     words = "".join(f"#   {line}\n" for line in plan.in_words().splitlines())

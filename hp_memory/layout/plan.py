@@ -148,16 +148,18 @@ def build_plan(settings: LayoutSettings, fingerprint: ModelFingerprint, path: st
         path,
     )
     layouts = [base] * len(fingerprint.kinds)
+    said_at = [""] * len(layouts)
     _refuse_unmatched(base, range(len(layouts)), fingerprint, path)
     for i, override in enumerate(settings.layers):
-        where = f"{path}.layers[{i}]"
+        where = override.origin or f"{path}.layers[{i}]"
         chosen = select_layers(override.layers, fingerprint.kinds, f"{where}.layers")
         if all(getattr(override, name) is None for name in ("default", "save", "recompute", "as_one")):
             raise ConfigError(where, override.layers, "changes nothing", ("default", "save", "recompute", "as_one"))
         layout = _override(settings, override, where)
         _refuse_unmatched(layout, chosen, fingerprint, where)
         for layer in chosen:
-            layouts[layer] = layout
+            layouts[layer], said_at[layer] = layout, where
+    _refuse_covered(settings, said_at, path)
     return ActivationPlan(
         fingerprint,
         tuple(
@@ -165,6 +167,14 @@ def build_plan(settings: LayoutSettings, fingerprint: ModelFingerprint, path: st
             for i, (kind, layout) in enumerate(zip(fingerprint.kinds, layouts, strict=True))
         ),
     )
+
+
+def _refuse_covered(settings: LayoutSettings, said_at: Sequence[str], path: str) -> None:
+    """``said_at`` is where the last word on each layer was said; what has it on no layer has no effect."""
+    for i, override in enumerate(settings.layers):
+        where = override.origin or f"{path}.layers[{i}]"
+        if where not in said_at:
+            raise ConfigError(where, override.layers, "has no effect: later entries cover all of its layers")
 
 
 def _override(settings: LayoutSettings, override: LayerOverride, path: str) -> Layout:

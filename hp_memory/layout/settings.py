@@ -20,6 +20,8 @@ class LayerOverride:
     as_one: list[list[str]] | None = None
     """Replaces the base layout's spans; null keeps them."""
 
+    origin = ""  # no field: where the config says it, if not in ``layout.layers``
+
 
 @dataclass
 class LayoutSettings:

@@ -25,9 +25,11 @@ def train_config(cfg: HPConfig, dtype: str = "bfloat16") -> dict[str, Any]:
         dtype: of parameters and compute.
 
     Raises:
-        ConfigError: for a pipeline that MindFormers has no name for.
+        ConfigError: for a pipeline that MindFormers has no name for, and for what it has no setting for.
     """
     train = cfg.train
+    if train.decay_steps not in (0, train.steps):
+        raise ConfigError("train.decay_steps", train.decay_steps, "MindFormers' cosine ends at train.steps", (0,))
     return {
         "training": {
             "steps": train.steps,
@@ -49,7 +51,7 @@ def train_config(cfg: HPConfig, dtype: str = "bfloat16") -> dict[str, Any]:
         },
         "train_dataset": {"dataloader": {"type": "MindDataset"}},
         "parallelism": _parallelism(cfg),
-        "model": model_section(cfg.model, dtype),
+        "model": model_section(cfg.model, dtype, cfg.parallel),
     }
 
 
@@ -61,9 +63,12 @@ def _parallelism(cfg: HPConfig) -> dict[str, Any]:
         # MindFormers 2.1 refuses tensor parallelism without it, 2.0 takes both.
         "sequence_parallel": parallel.tensor > 1,
         "context_parallel": parallel.context,
+        "context_parallel_method": parallel.context_method,
         "expert_parallel": parallel.expert,
         "pipeline_parallel": parallel.pipeline,
     }
+    if parallel.pipeline == 1 and cfg.pipeline.stages != 1:
+        raise ConfigError("pipeline.stages", cfg.pipeline.stages, "parallel.pipeline is 1")
     return section | (_pipeline(cfg) if parallel.pipeline > 1 else {})
 
 
@@ -73,9 +78,13 @@ def _pipeline(cfg: HPConfig) -> dict[str, Any]:
         raise ConfigError("pipeline.stages", pipeline.stages, f"parallel.pipeline is {cfg.parallel.pipeline}")
     if pipeline.schedule not in SCHEDULES:
         raise ConfigError("pipeline.schedule", pipeline.schedule, "MindFormers has no such schedule", SCHEDULES)
-    if pipeline.layouts:
-        why = "MindFormers' settings know layers, not stages; name the layers in layout.layers"
-        raise ConfigError("pipeline.layouts", len(pipeline.layouts), why)
+    if pipeline.microbatches != cfg.train.micro_batches:
+        why = f"is train.micro_batches={cfg.train.micro_batches} in MindFormers, which has one number for both"
+        raise ConfigError("pipeline.microbatches", pipeline.microbatches, why)
+    for name, only in (("prefire_recompute", False), ("session", "share")):
+        if getattr(pipeline, name) != only:
+            why = "MindFormers has no such setting: HyperParallel replays and shares as it does"
+            raise ConfigError(f"pipeline.{name}", getattr(pipeline, name), why, (only,))
     return {
         "pipeline_parallel_schedule": pipeline.schedule,
         "pipeline_parallel_interleave_num": pipeline.interleave,
@@ -87,8 +96,11 @@ def _pipeline(cfg: HPConfig) -> dict[str, Any]:
 
 
 def _layers_per_stage(cfg: HPConfig) -> str | list[str]:
-    """One string per rank, its chunks separated by commas: ``["0-1,4-5", "2-3,6-7"]``."""
-    if cfg.pipeline.layers_per_stage == "auto":
+    """One string per rank, its chunks separated by commas: ``["0-1,4-5", "2-3,6-7"]``.
+
+    Layouts of stages are written out per layer by our own even split, so MindFormers is told it then.
+    """
+    if cfg.pipeline.layers_per_stage == "auto" and not cfg.pipeline.layouts:
         return "auto"
     chunks = cfg.pipeline.layers_of_chunks(cfg.model.num_layers)
     ranks: list[list[str]] = [[] for _ in range(cfg.pipeline.stages)]

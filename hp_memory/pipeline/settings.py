@@ -196,8 +196,8 @@ def with_stage_layouts(layout: LayoutSettings, cfg: PipelineSettings, layers: in
         ids = sorted(
             layer for chunk, rank in zip(chunks, cfg.placement, strict=True) if rank in ranks for layer in chunk
         )
-        overrides += [
-            LayerOverride(f"{first}-{last}", stage.default, stage.save, stage.recompute, stage.as_one)
-            for first, last in split.runs(ids)
-        ]
+        for first, last in split.runs(ids):
+            override = LayerOverride(f"{first}-{last}", stage.default, stage.save, stage.recompute, stage.as_one)
+            override.origin = f"pipeline.layouts[{i}]"
+            overrides.append(override)
     return replace(layout, layers=overrides)

@@ -84,6 +84,7 @@ class TrainSettings:
                      "epsilon", "seed"):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must not be negative")
+        self._check_schedule(path)
         if self.min_learning_rate > self.learning_rate:
             why = f"must not be above {path}.learning_rate={self.learning_rate}"
             raise ConfigError(f"{path}.min_learning_rate", self.min_learning_rate, why)
@@ -92,3 +93,15 @@ class TrainSettings:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must be at least 0 and below 1")
+
+    def _check_schedule(self, path: str) -> None:
+        end, name = (self.decay_steps, "decay_steps") if self.decay_steps else (self.steps, "steps")
+        if self.warmup_steps > end:
+            why = f"the warm-up would not end before {path}.{name}={end}; set it lower, or {path}.decay_steps higher"
+            raise ConfigError(f"{path}.warmup_steps", self.warmup_steps, why)
+        if end < self.steps and self.min_learning_rate == 0:
+            why = f"with {path}.min_learning_rate=0 the steps from there on, to {self.steps}, would change nothing"
+            raise ConfigError(f"{path}.decay_steps", self.decay_steps, why)
+        if self.save_every > self.steps and not self.save_last:
+            why = f"{path}.steps={self.steps} would save nothing; save_every=0 says so, save_last=true saves the last"
+            raise ConfigError(f"{path}.save_every", self.save_every, why)

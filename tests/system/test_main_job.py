@@ -12,7 +12,8 @@ import pytest
 from hp_memory.train.progress import read_progress
 
 COMMAND = str(Path(sys.executable).parent / "hp-memory")
-SMALL = ["model.num_layers=2", "model.seq_length=32", "train.micro_batch_size=2", "train.decay_steps=8"]
+SMALL = ["model.num_layers=2", "model.seq_length=32", "train.micro_batch_size=2", "train.decay_steps=8",
+         "train.warmup_steps=2"]  # fmt: skip
 
 
 def hp_memory(*args: str) -> subprocess.CompletedProcess:

@@ -50,7 +50,7 @@ def test_usage_lists_every_command(capsys):
         (("train", "recipe=tiny_moe", "train.learning_rate=nan"), "finite"),
         (("train", "recipe=tiny_moe", "seed=-1"), "seed"),
         (("train", "recipe=tiny_moe", "name=../x"), "folder"),
-        (("train", "recipe=tiny_moe", "layout=null"), "override"),
+        (("train", "recipe=tiny_moe", "layout=null"), "layout='null': must be the name"),
         (("train", "recipe=tiny_moe", "name=${nothing}"), "nothing"),
         (("train", "recipe=tiny_moe", "launch.task=[other.py]"), "hp-memory launch"),
         (("train", "recipe=tiny_moe", "+launch.env.MS_ROLE=MS_WORKER"), "launch.env.MS_ROLE"),
@@ -65,6 +65,39 @@ def test_usage_lists_every_command(capsys):
         (("compare", "layouts=[none]"), "two or more"),
         (("compare", "layouts=[none,fulll]"), "did you mean 'full'"),
         (("train", "-m", "layout=none,fulll"), "did you mean 'full'"),
+        (("train", "~launch"), "no setting can be left out"),
+        (("train", "~layout"), "no setting can be left out"),
+        (("train", "~layout.save"), "layout.save=..."),
+        (("train", "~launch.env.X"), "does not exist"),
+        (("train", "layout=full", "layout=none"), "override='layout=none': the same setting as layout=full"),
+        (("train", "+layout=none"), "without the plus"),
+        (("train", "layout=none,full"), "add -m"),
+        (("train", "recipe=tiny_moe", "word"), "override='word': an override is written key=value"),
+        (("train", "name=läuf"), "quoted twice"),
+        (("train", "train=null"), "train='null': must be the name of an option"),
+        (("train", "--cfg", "jobb"), "invalid choice: 'jobb'"),
+        (("train", "--config-dir", "/nope"), "--config-dir='/nope'"),
+        (("train", "layout.layers=[{layers:'0',sav:[gmm]}]"), "layout.layers[0].sav=['gmm']: no such key"),
+        (("train", "layout.layers=[{layers:'0',sav:[gmm]}]"), "did you mean 'layout.layers[0].save'"),
+        (("train", "layout.layers=[{layers:'0',save:gmm}]"), "layout.layers[0].save='gmm': must be a list"),
+        (("train", "layout.layers=[5]"), "layout.layers[0]=5: must be a mapping"),
+        (("train", "layout.layers={save:[gmm]}"), "layout.layers='{save:[gmm]}': must be a list"),
+        (("train", "layout.save=[null]"), "layout.save[0]=None: must have a value"),
+        (("train", "pipeline.layouts=[{stages:'0',sav:[]}]"), "did you mean 'pipeline.layouts[0].save'"),
+        (("train", "parallel=3"), "parallel=3: must be a mapping"),
+        (("train", "model.num_layers=1.5"), "model.num_layers=1.5: must be a whole number"),
+        (("train", "model.num_layers=null"), "model.num_layers=None: must have a value"),
+        (("train", "train.save_last=maybe"), "train.save_last='maybe': must be true or false"),
+        (("train", "launch.env.X=null"), "launch.env.X=None: must have a value"),
+        (("train", "launch.env={X:{Y:1}}"), "launch.env.X={'Y': 1}: must be one value"),
+        (("train", "recipe=tiny_moe", "run_dir="), "run_dir='': is empty"),
+        (("train", "-m", "run_root=/proc/hp", "layout=none,full", "launch.dry_run=true"), "run_root='/proc/hp'"),
+        (("train", "recipe=tiny_moe", "parallel.pipeline=2", "launch.workers_per_node=4"), "`hp-memory pipeline`"),
+        (("compare", "recipe=tiny_moe", "layout=full"), "layouts=[none,full]"),
+        (("compare", "recipe=tiny_moe", "layout.save=[gmm]"), "layouts=[none,full]"),
+        (("pipeline", "recipe=pp_regression/quick", "layout=full"), "matrix.layouts=[full]"),
+        (("pipeline", "show=true", "pipeline=zb_h1", "layout=full"), "without layout"),
+        (("doctor", "layout=full"), "this machine only"),
     ],
 )
 def test_bad_input_is_refused_in_two_lines(capsys, argv, says):
@@ -73,6 +106,12 @@ def test_bad_input_is_refused_in_two_lines(capsys, argv, says):
     assert says in err
     assert len(err.strip().splitlines()) <= 2
     assert "Traceback" not in out + err
+
+
+def test_an_entry_of_a_dictionary_needs_no_plus(capsys):
+    code, out, _ = run(capsys, "train", "recipe=tiny_moe", "launch.env.ANSWER=42", "launch.dry_run=true")
+    assert code == 0
+    assert "ANSWER=42" in out
 
 
 def test_a_refused_sweep_runs_none_of_its_jobs(capsys):

@@ -81,6 +81,10 @@ def test_routing_and_split_sizes_are_never_replayed(region):
         ({"layers": [LayerOverride("")]}, "not a layer selector"),
         ({"layers": [LayerOverride("moee")]}, "not a layer selector"),
         ({"layers": [LayerOverride("dense", save=["gmm"])]}, "no such region"),
+        (
+            {"layers": [LayerOverride("1", save=["gmm"]), LayerOverride("0-3", save=[])]},
+            r"layers\[0\]='1': has no effect",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(kw, why):

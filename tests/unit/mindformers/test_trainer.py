@@ -33,6 +33,11 @@ def test_a_sound_recipe_passes():
     [
         (("pipeline.schedule=zb_v", "pipeline.split_backward=true"), "MindFormers has no such schedule"),
         (("pipeline.stages=8",), "parallel.pipeline is 16"),
+        (("parallel.pipeline=1",), "parallel.pipeline is 1"),
+        (("pipeline.microbatches=16",), "one number for both"),
+        (("pipeline.session=keep",), "no such setting"),
+        (("pipeline.prefire_recompute=true",), "no such setting"),
+        (("train.decay_steps=30000",), "cosine ends at train.steps"),
     ],
 )
 def test_pipelines_without_a_name_in_mindformers(overrides, text):

@@ -130,6 +130,29 @@ def test_stage_layouts_become_layer_overrides():
     ]
 
 
+def test_what_a_stage_layout_says_wrong_is_named_where_it_is_said():
+    stages = [StageLayout("0", save=["gmm"]), StageLayout("1", save=["gmm", "gm"])]
+    layout = with_stage_layouts(LayoutSettings("full", "recompute"), PipelineSettings(**GOOD, layouts=stages), 8)
+    with pytest.raises(ConfigError, match=r"^pipeline\.layouts\[1\]\.save\[1\]='gm'"):
+        build_plan(layout, MARK)
+
+
+def test_a_stage_layout_that_a_later_one_covers_is_refused():
+    stages = [StageLayout("0", save=["gmm"]), StageLayout("0-", save=["all2all"])]
+    layout = with_stage_layouts(LayoutSettings("full", "recompute"), PipelineSettings(**GOOD, layouts=stages), 8)
+    with pytest.raises(ConfigError, match=r"^pipeline\.layouts\[0\]='0-3': has no effect"):
+        build_plan(layout, MARK)
+
+
+def test_a_stage_of_several_chunks_has_an_effect_with_one_of_them():
+    cfg = PipelineSettings(**ZB | {"schedule": "zb_v"}, layouts=[StageLayout("0", save=["gmm"])])
+    own = LayoutSettings("full", "recompute", layers=[])
+    assert build_plan(with_stage_layouts(own, cfg, 8), MARK).layers[7].layout.action("gmm.up") == "save"
+
+
+MARK = ModelFingerprint("reference", ("moe",) * 8, REGIONS_OF_KIND, "0")
+
+
 def plan(layout="recompute", dense=0, layers=8):
     kinds = ("dense",) * dense + ("moe",) * (layers - dense)
     mark = ModelFingerprint("reference", kinds, {k: REGIONS_OF_KIND[k] for k in set(kinds)}, "0")
