@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 NETWORK = "10.77.41"
+GATEWAY = f"{NETWORK}.254"
 PORT = 2222
 BRIDGE = "hpbr"
 HOSTS = 3
@@ -31,7 +32,7 @@ def require(*programs: str) -> None:
         pytest.skip("needs root, to make network namespaces")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def needs() -> Callable[..., None]:
     """Skips a test unless these programs are here."""
     return require
@@ -48,6 +49,8 @@ class Cluster:
     addresses: list[str]
     namespaces: list[str]
     spare: str
+    gateway: str
+    """This machine's own address on their network."""
     ssh: list[str]
 
     @property
@@ -108,7 +111,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
     clean_up(HOSTS)
     run("ip", "link", "add", BRIDGE, "type", "bridge")
-    run("ip", "addr", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
+    run("ip", "addr", "add", f"{GATEWAY}/24", "dev", BRIDGE)
     run("ip", "link", "set", BRIDGE, "up")
     servers = []
     try:
@@ -133,7 +136,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "root@{host}",
         ]
         names, addresses = zip(*hosts, strict=True)
-        yield Cluster(list(addresses[:2]), list(names[:2]), addresses[2], ssh)
+        yield Cluster(list(addresses[:2]), list(names[:2]), addresses[2], GATEWAY, ssh)
     finally:
         for server in servers:
             server.terminate()
