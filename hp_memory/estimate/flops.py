@@ -30,10 +30,10 @@ def flops(name: str, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     if name in GROUPED:
         return _grouped(inputs, outputs[0])
     if name == "FlashAttentionScore":
-        return _attention(inputs, 1)
+        return _attention(inputs, outputs, outputs[-1], 1)
     if name == "FlashAttentionScoreGrad":
         # Recomputes the scores, then four products: 2.5 times the forward's two.
-        return _attention(inputs, 2.5)
+        return _attention(inputs, inputs, inputs[3], 2.5)
     return 0
 
 
@@ -56,11 +56,17 @@ def _grouped(inputs: Sequence[Shape], output: Shape) -> int:
     return 2 * math.prod(x) * output[-1]
 
 
-def _attention(inputs: Sequence[Shape], times: float) -> int:
-    """Causal attention over (S, B, N*D) or (B, N, S, D) inputs: half of 4 * B * N * S^2 * D."""
+def _attention(inputs: Sequence[Shape], around: Sequence[Shape], out: Shape, times: float) -> int:
+    """Causal attention over (B, N, S, D), or (S, B, N*D) or (B, S, N*D), inputs: half of 4 * B * N * S^2 * D.
+
+    Args:
+        inputs: queries, keys and values first.
+        around: where the softmax's statistics (B, N, S, 8) are; they tell the latter two layouts apart.
+        out: shape of what attention returns.
+    """
     q, k, v = inputs[:3]
     if len(q) == 4:
         batch, heads, seq, dim = q
         return int(times * batch * heads * seq * k[2] * (dim + v[3]))
-    seq, batch = q[0], q[1]
-    return int(times * batch * seq * k[0] * (q[2] + v[2]))
+    batch, _, seq, _ = next(shape for shape in around if len(shape) == 4 and shape[-1] == 8)
+    return int(times * batch * seq * (k[0] * k[1] // batch) * (q[2] + out[2]))

@@ -23,7 +23,7 @@ from mindspore import Parameter, Tensor, mint, nn
 from mindspore.common._grad_function import _Function
 
 from hp_memory.errors import ConfigError
-from hp_memory.estimate import tensor_parallel, values
+from hp_memory.estimate import context_parallel, tensor_parallel, values
 from hp_memory.estimate.light_import import left_out
 from hp_memory.estimate.model import (
     HEAD_REGIONS,
@@ -194,10 +194,11 @@ def _local(section: dict[str, Any], tensor: int) -> dict[str, Any]:
     return found
 
 
-def build(model: ModelSettings, dtype: str, tensor: int = 1) -> Any:
-    """The model class of MindFormers for these sizes, without storage. Call inside ``on_meta``."""
+def build(model: ModelSettings, dtype: str, parallel: ParallelSettings | None = None) -> Any:
+    """The model class of MindFormers as one rank has it, without storage. Call inside ``on_meta``."""
+    parallel = parallel or ParallelSettings()
     config = {
-        "model": _local(model_section(model, dtype), tensor),
+        "model": _local(model_section(model, dtype, parallel), parallel.tensor),
         "checkpoint": {"enable_save": False},
         "training": {"steps": 1, "local_batch_size": 1, "global_batch_size": 1},
         "optimizer": {"type": "AdamW"},
@@ -332,9 +333,9 @@ class _Model:
 
     def __init__(self, work: Workload, small: ModelSettings) -> None:
         self.work = work
-        self.gpt = gpt_model(build(small, work.dtype, work.parallel.tensor))
+        self.gpt = gpt_model(build(small, work.dtype, work.parallel))
         self.gpt.set_train(True)
-        self.ids = mint.zeros((work.sequences, work.model.seq_length), dtype=ms.int32)
+        self.ids = mint.zeros((work.sequences, work.local_length), dtype=ms.int32)
         blocks = [*self.gpt.decoder.layers._cells.values()]
         if self.gpt.mtp is not None:
             blocks += [layer.transformer_layer for layer in self.gpt.mtp.layers]
@@ -344,6 +345,10 @@ class _Model:
                     spread_experts(block, work.parallel, _routing(work))
         if work.parallel.tensor > 1:
             tensor_parallel.spread(self.gpt, blocks, work.parallel.tensor)
+        if work.parallel.context > 1:
+            context_parallel.spread(blocks, work.parallel.context, work.parallel.context_method)
+            # Positions then come with the batch, one row for each sequence.
+            self.gpt.rotary_pos_emb.use_position_ids = True
         self.blocks = region_map_of(self.gpt)
         self.passages: dict[int, _Passage] = {}
 
@@ -355,7 +360,11 @@ class _Model:
             inner = _child(block)
             self.passages[block.layer] = _Passage(inner)
             block.container._cells[str(block.key)] = self.passages[block.layer]
-        self.gpt(input_ids=self.ids, labels=self.ids)
+        self._forward()
+
+    def _forward(self, **given: Tensor) -> Tensor:
+        positions = self.ids if self.work.parallel.context > 1 else None
+        return self.gpt(input_ids=self.ids, labels=self.ids, position_ids=positions, **given)[0]
 
     def record(self, block: BlockSites, saved: Collection[str] = ()) -> tuple[LayerTrace, Any]:
         """The trace of one block, and what its wrappers kept if a plan is installed."""
@@ -394,7 +403,7 @@ class _Model:
         traced = LayerTrace("head", HEAD_REGIONS)
         record_layer(
             traced,
-            lambda x: gpt(input_ids=self.ids, labels=self.ids, decoder_input=x)[0],
+            lambda x: self._forward(decoder_input=x),
             [self._hidden()],
             # MTP looks the next tokens up in the embedding of the first stage.
             [p for p in (*(p for _, p in named), *gpt.embedding.get_parameters()) if p.requires_grad],
@@ -411,7 +420,7 @@ class _Model:
         return traced
 
     def _hidden(self) -> Tensor:
-        rows = self.work.model.seq_length // self.work.parallel.tensor
+        rows = self.work.local_length // self.work.parallel.tensor
         shape = (rows, self.work.sequences, self.work.model.hidden_size)
         return mint.zeros(shape, dtype=getattr(ms, self.work.dtype))
 

@@ -36,9 +36,14 @@ class Workload:
     imbalance: float = 1.0
 
     @property
+    def local_length(self) -> int:
+        """Tokens of each sequence on one context parallel rank."""
+        return self.model.seq_length // self.parallel.context
+
+    @property
     def tokens(self) -> int:
         """Tokens of one micro-batch on one rank."""
-        return self.sequences * self.model.seq_length
+        return self.sequences * self.local_length
 
     @property
     def local_tokens(self) -> int:
@@ -84,12 +89,14 @@ class LayerCheck:
 def refuse_unmodelled(work: Workload) -> None:
     """Raises ConfigError for what no trace of ours covers; nothing is silently left out."""
     parallel = work.parallel
-    if parallel.context != 1:
-        why = "attention over a split sequence isn't modelled; the dry run would be wrong"
-        raise ConfigError("parallel.context", parallel.context, why, (1,))
-    if work.model.seq_length % parallel.tensor:
-        why = f"doesn't divide the {work.model.seq_length} tokens of a sequence, which these ranks share"
-        raise ConfigError("parallel.tensor", parallel.tensor, why)
+    parallel.validate("parallel", work.model)
+    for name, ranks in (("context", parallel.context), ("tensor", parallel.context * parallel.tensor)):
+        if work.model.seq_length % ranks:
+            why = f"the {work.model.seq_length} tokens of a sequence can't be spread evenly over {ranks} ranks"
+            raise ConfigError(f"parallel.{name}", getattr(parallel, name), why)
+    if parallel.context > 1:
+        context_parallel = importlib.import_module("hp_memory.estimate.context_parallel")
+        context_parallel.check(work.model.num_heads // parallel.tensor, parallel.context, parallel.context_method)
     if work.model.family == REFERENCE and work.dtype != "float32":
         raise ConfigError(
             "estimate.dtype", work.dtype, "the reference model computes in float32: estimate=cpu", ("float32",)

@@ -120,6 +120,11 @@ class Recorder(MsDispatchMode):
         """Whether a recorded operation made this tensor, or it was announced."""
         return self._ref(tensor) is not None
 
+    def has_gaps(self, tensor: Tensor) -> bool:
+        """Whether this is a view that doesn't lie in one piece."""
+        ref = self._ref(tensor)
+        return ref is not None and not ref.contiguous
+
     def adopt(self, tensor: Tensor, kind: record.StorageKind) -> _Ref:
         """Gives a tensor a storage of its own."""
         storage = Storage(
@@ -264,11 +269,15 @@ def _recording(recorder: Recorder, hooks: type) -> Iterator[None]:
     values.on_make.append(recorder.made_by_host)
     values.on_read.append(recorder.host_read)
     before, native.hooks = native.hooks, hooks
+    contiguous = Tensor.contiguous
+    if recorder.views == "shared":
+        # What stands for a view lies in one piece and wouldn't be copied.
+        Tensor.contiguous = lambda t: mint.clone(t) if recorder.has_gaps(t) else contiguous(t)
     try:
         with recorder, before(recorder.pack, lambda packed: packed):
             yield
     finally:
-        native.hooks = before
+        native.hooks, Tensor.contiguous = before, contiguous
         values.on_make.pop()
         values.on_read.pop()
         _active.pop()

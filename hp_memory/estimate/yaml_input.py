@@ -73,7 +73,6 @@ _BUILT_WITH: dict[str, tuple[Any, ...]] = {
     "moe_token_dispatcher_type": ("alltoall",),
     "params_dtype": ("bfloat16",),
     "compute_dtype": ("bfloat16",),
-    "use_attn_mask_compression": (False,),
     "tie_word_embeddings": (False,),
 }
 _NO_MEMORY = (
@@ -97,6 +96,7 @@ _NO_MEMORY = (
     *("moe_shared_expert_intermediate_size", "topk_method", "attention_bias", "use_past", "checkpoint_name_or_path"),
     *("param_init_type", "offset", "ignore_token_id", "batch_size", "moe_layer_freq", "n_layers"),
     "moe_router_enable_expert_bias",
+    "use_attn_mask_compression",  # see _check_mask
 )
 _EXPERTS = (
     *("dispatch.permute", "all2all.in", "compute.resort", "gmm.up", "compute.act", "gmm.down"),
@@ -148,6 +148,7 @@ def applied(cfg: Config) -> Config:
             raise ConfigError(f"yaml:{key}", value, "isn't modelled by the dry run", off)
     model = model_of(data)
     parallel, pipeline = parallel_of(data), pipeline_of(data)
+    _check_mask(data, parallel)
     batch = _find(data, "training.local_batch_size", _find(data, "runner_config.batch_size", 1))
     train = replace(cfg.train, micro_batch_size=int(batch), micro_batches=max(pipeline.microbatches, 1))
     layout = layout_of(data, model)
@@ -162,6 +163,15 @@ def applied(cfg: Config) -> Config:
         layout=layout,
         train=train,
     )
+
+
+def _check_mask(data: Section, parallel: ParallelSettings) -> None:
+    """MindFormers' context parallel ranks need the compressed causal mask; the others are traced without it."""
+    compressed, wanted = bool(_find(data, "model.use_attn_mask_compression", False)), parallel.context > 1
+    if compressed != wanted:
+        how = "with" if wanted else "without"
+        why = f"with context_parallel={parallel.context} the dry run traces the model {how} it"
+        raise ConfigError("yaml:model.use_attn_mask_compression", compressed, why, (wanted,))
 
 
 def _load(path: str) -> Section:
@@ -227,7 +237,8 @@ def parallel_of(data: Section) -> ParallelSettings:
         data_ranks = int(new.get("data_parallel", max(shard, expert)))
         fsdp = shard if shard > 0 else data_ranks
         sizes = (data_ranks, tensor, expert, new.get("pipeline_parallel", 1), new.get("context_parallel", 1), fsdp)
-        return ParallelSettings(*(int(size) for size in sizes))
+        method = str(new.get("context_parallel_method", "colossal")).lower()
+        return ParallelSettings(*(int(size) for size in sizes), context_method=method)
     old = data.get("parallel_config", {})
     names = ("data_parallel", "model_parallel", "expert_parallel", "pipeline_stage", "context_parallel")
     sizes = [int(old.get(name, 1)) for name in names]

@@ -79,12 +79,15 @@ _FIXED: dict[str, Any] = {
 }
 
 
-def model_section(model: ModelSettings, dtype: str = "bfloat16") -> dict[str, Any]:
+def model_section(
+    model: ModelSettings, dtype: str = "bfloat16", parallel: ParallelSettings | None = None
+) -> dict[str, Any]:
     """MindFormers' ``model:`` section for the PyNative Trainer.
 
     Args:
         model: the sizes.
         dtype: of parameters and compute, ``bfloat16`` or ``float32``.
+        parallel: context parallel ranks can't do without the compressed causal mask.
     """
     entry = family(model)
     section = {
@@ -104,6 +107,8 @@ def model_section(model: ModelSettings, dtype: str = "bfloat16") -> dict[str, An
         "compute_dtype": dtype,
         **_FIXED,
     }
+    if parallel is not None and parallel.context > 1:
+        section["use_attn_mask_compression"] = True
     if model.family == "deepseek_v3":
         return section | _latent_attention(model) | _deepseek_experts(model)
     section |= {"head_dim": model.head_dim, "intermediate_size": model.ffn_size or 4 * model.hidden_size}

@@ -115,6 +115,9 @@ class ModelSettings:
         return ("dense",) * self.first_dense_layers + ("moe",) * moe + ("mtp",) * self.mtp_layers
 
 
+CONTEXT_METHODS = ("colossal", "ulysses")
+
+
 @dataclass
 class ParallelSettings:
     """Over how many ranks each dimension is spread."""
@@ -126,8 +129,11 @@ class ParallelSettings:
     """Ranks that share one set of experts."""
     pipeline: int = 1
     context: int = 1
+    """Ranks that share each sequence."""
     fsdp: int = 1
     """Ranks that share one copy of the parameters; these are data parallel ranks too."""
+    context_method: str = "colossal"
+    """How attention sees the whole sequence: ``colossal`` gathers keys and values, ``ulysses`` exchanges heads."""
 
     @property
     def world_size(self) -> int:
@@ -138,6 +144,8 @@ class ParallelSettings:
         """Raises ConfigError for sizes that don't fit each other or, where it is given, the model."""
         for name in ("data", "tensor", "expert", "pipeline", "context", "fsdp"):
             _at_least(1, path, name, getattr(self, name))
+        if self.context_method not in CONTEXT_METHODS:
+            raise ConfigError(f"{path}.context_method", self.context_method, "no such method", CONTEXT_METHODS)
         per_stage = self.data * self.tensor * self.context
         if per_stage % self.expert:
             why = f"must divide the {per_stage} ranks of a pipeline stage (data * tensor * context)"

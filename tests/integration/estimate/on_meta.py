@@ -70,6 +70,8 @@ def local_shapes() -> dict[str, Any]:
         "half the sequences": replace(base, sequences=1),
         "imbalance": replace(base, imbalance=2.0),
         "tensor": replace(base, parallel=replace(base.parallel, data=32, fsdp=32, tensor=2)),
+        "colossal": replace(base, parallel=replace(base.parallel, context=4)),
+        "ulysses": replace(base, parallel=replace(base.parallel, context=4, context_method="ulysses")),
         "fewer experts' ranks": replace(base, parallel=replace(base.parallel, expert=32)),
     }
     found = {}
@@ -79,7 +81,13 @@ def local_shapes() -> dict[str, Any]:
         for entry in held_by(layer, ()):
             regions[entry.region] = regions.get(entry.region, 0) + layer.storages[entry.storage].nbytes
         experts = sum(p.size for p in layer.parameters if p.expert)
-        found[name] = {"held": sum(regions.values()), "regions": regions, "expert_parameters": experts}
+        attention = sum(op.flops for op in layer.of_phase("forward") if op.region == "attention.core")
+        found[name] = {
+            "held": sum(regions.values()),
+            "regions": regions,
+            "expert_parameters": experts,
+            "attention_flops": attention,
+        }
     return found
 
 
@@ -131,7 +139,8 @@ def refusals(folder: Path) -> dict[str, str]:
 
     found = {}
     cases = {
-        "parallel.context": ["parallel.context=2"],
+        "parallel.context": ["parallel.context=3"],
+        "parallel.context, ulysses": ["parallel.context=256", "parallel.context_method=ulysses"],
         "pipeline.overlap_b_f": ["pipeline.overlap_b_f=true"],
         "estimate.imbalance": ["estimate.imbalance=0.5"],
         "engine": ["engine=reference"],
@@ -144,6 +153,7 @@ def refusals(folder: Path) -> dict[str, str]:
         "swap.enable": {"swap": {"enable": True}},
         "model.fancy_norm": {"model": plain["model"] | {"fancy_norm": 1}},
         "model.hidden_act": {"model": plain["model"] | {"hidden_act": "fusedswiglu"}},
+        "model.use_attn_mask_compression": {"parallelism": plain["parallelism"] | {"context_parallel": 2}},
         "recompute.select_module": {"recompute": {"mode": "select", "select_module": {"mlp.nothing": ["0"]}}},
     }
     for name, change in changes.items():
