@@ -123,11 +123,12 @@ SCHEMAS: dict[str, type] = {
 
 
 @functools.cache
-def register() -> None:
-    """Makes ``<command>_schema`` known to Hydra for every command's defaults list."""
-    store = ConfigStore.instance()
-    for command, schema in SCHEMAS.items():
-        store.store(name=f"{command}_schema", node=schema)
+def register(command: str) -> None:
+    """Makes ``<command>_schema`` known to Hydra for the command's defaults list.
+
+    Not all at once: Hydra copies every schema it knows for every file that it looks at.
+    """
+    ConfigStore.instance().store(name=f"{command}_schema", node=SCHEMAS[command])
 
 
 @contextlib.contextmanager
@@ -148,6 +149,7 @@ def validate(cfg: HPConfig) -> None:
         ConfigError: naming the config path, the value and what would have been accepted.
     """
     _refuse_unreal_numbers(cfg, "")
+    _refuse_unreal_sizes(cfg)
     if not re.fullmatch(r"[\w.-]*\w", cfg.name):
         raise ConfigError("name", cfg.name, "names a folder: letters, digits, points, dashes")
     for name in ("run_root", "run_dir"):
@@ -171,6 +173,21 @@ def _refuse_unreal_numbers(node: Any, path: str) -> None:
         raise ConfigError(path, node, "must be a finite number")
     if is_dataclass(node):
         node = vars(node)
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    items = node.items() if isinstance(node, dict) else ()
     for key, value in items:
         _refuse_unreal_numbers(value, f"{path}.{key}" if path else str(key))
+    for i, value in enumerate(node if isinstance(node, list) else ()):
+        _refuse_unreal_numbers(value, f"{path}[{i}]")
+
+
+# Beyond these no model or job exists, and a plan with a line for each would only fill the memory.
+_LARGEST = {"model.num_layers": 10_000, "model.mtp_layers": 1_000}
+# NumPy's and MindSpore's generators take no more.
+_SEEDS, _LARGEST_SEED = ("seed", "train.seed", "data.seed"), 2**32 - 1
+
+
+def _refuse_unreal_sizes(cfg: HPConfig) -> None:
+    for path, most in (*_LARGEST.items(), *((path, _LARGEST_SEED) for path in _SEEDS)):
+        value = functools.reduce(getattr, path.split("."), cfg)
+        if value > most:
+            raise ConfigError(path, value, f"must be at most {most}")

@@ -36,6 +36,9 @@ def checked_plan(cfg: HPConfig) -> ActivationPlan:
         ConfigError: for whatever can't work, before anything is written or started.
     """
     validate(cfg)
+    if cfg.launch.task:
+        why = "this command starts workers of its own; `hp-memory launch` starts other programs"
+        raise ConfigError("launch.task", list(cfg.launch.task), why)
     cfg.data.validate("data")
     if cfg.engine == "reference":
         check_vocabulary(cfg.data, cfg.model.vocab_size)

@@ -31,6 +31,7 @@ def run(command: str, args: list[str], body: Callable[[Any], int]) -> int:
     Raises:
         ConfigError: for any override, file or value that the command's config can't take.
     """
+    config.register(command)
     # Hydra's parser takes flags only before the overrides or behind them, people write them in between.
     args = sorted(args, key=lambda arg: "=" in arg or arg.startswith("~"))
     flags = _flags(command, args)
@@ -102,7 +103,7 @@ def compose(command: str, words: Sequence[str]) -> DictConfig:
     Raises:
         ConfigError: in place of whatever Hydra or OmegaConf raises.
     """
-    config.register()
+    config.register(command)
     words = overrides.prepare(command, words)
     try:
         cfg = _composed(command, words)

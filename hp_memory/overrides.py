@@ -26,7 +26,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             parsed.append(OverridesParser.create().parse_override(text))
         except HydraException as error:
             raise ConfigError("override", text, _why_unreadable(text, error)) from error
-    _refuse_repeated(parsed)
+        if not parsed[-1].key_or_group:
+            raise ConfigError("override", text, "an override is written key=value")
     return parsed
 
 
@@ -35,16 +36,6 @@ def _why_unreadable(text: str, error: HydraException) -> str:
         return "an override is written key=value"
     where = str(error).strip().split("\n")[0]
     return f"can't be read ({where}); text with other than plain letters is quoted twice: 'key=\"value\"'"
-
-
-def _refuse_repeated(parsed: Sequence[Override]) -> None:
-    seen: dict[tuple[str, str | None], str] = {}
-    for override in parsed:
-        key = (override.key_or_group, override.package)
-        if key in seen:
-            why = f"the same setting as {seen[key]}, which would have no effect"
-            raise ConfigError("override", override.input_line, why)
-        seen[key] = override.input_line
 
 
 def prepare(command: str, overrides: Sequence[str]) -> list[str]:

@@ -61,6 +61,12 @@ UNREAD: tuple[Unread, ...] = (
         "show=true only draws the schedule of pipeline",
         _shows,
     ),
+    Unread(
+        "pipeline",
+        ("pipeline.layers_per_stage", "pipeline.layouts", "pipeline.overlap_p2p", "pipeline.overlap_b_f"),
+        "a schedule is shown without the model's layers, and one step after the other",
+        _shows,
+    ),
     Unread("pipeline", ("picture",), "is drawn with show=true only", lambda cfg: not cfg.show),
     Unread("pipeline", ("layout",), "the regression takes its layouts by name: matrix.layouts=[full]"),
     Unread("pipeline", ("train", "data"), "the regression draws its own data and trains nothing"),

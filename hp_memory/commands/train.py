@@ -27,8 +27,6 @@ def run(cfg: HPConfig) -> int:
     """Trains; returns 0, or the launch's exit code."""
     refuse_unread_settings(cfg)
     plan = checked_plan(cfg)
-    if cfg.launch.task:
-        raise ConfigError("launch.task", list(cfg.launch.task), "isn't the trainer: use `hp-memory launch`")
     _check_checkpoint(cfg)
     check_text(cfg)
     check_launch(cfg)

@@ -72,6 +72,8 @@ def make_layout(
         ConfigError: unknown action or region, an exception that repeats the default, a region named twice, a span that
             isn't a run of saved regions, or a request to replay routing decisions or split sizes.
     """
+    if not name:
+        raise ConfigError(f"{path}.name", name, "is empty: plans and reports are told apart by it")
     if default not in ACTIONS:
         raise ConfigError(f"{path}.default", default, "not an action", ACTIONS)
     if keep_outputs and default == "save" and not recompute:

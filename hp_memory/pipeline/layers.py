@@ -81,7 +81,7 @@ def _from_counts(counts: Sequence[int], layers: int, path: str) -> tuple[tuple[i
         raise ConfigError(path, list(counts), "every chunk needs a layer")
     if sum(counts) != layers:
         raise ConfigError(path, list(counts), f"adds up to {sum(counts)} layers, the model has {layers}")
-    starts = [sum(counts[:i]) for i in range(len(counts))]
+    starts = itertools.accumulate(counts[:-1], initial=0)
     return tuple(tuple(range(s, s + n)) for s, n in zip(starts, counts, strict=True))
 
 

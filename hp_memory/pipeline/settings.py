@@ -15,6 +15,7 @@ from hp_memory.pipeline.schedule import Schedule
 from hp_memory.pipeline.validate import validate
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v")
+MOST_STEPS = 100_000
 SESSIONS = ("none", "share", "keep", "release")
 
 
@@ -70,6 +71,9 @@ class PipelineSettings:
         for name in ("stages", "microbatches", "interleave"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must be at least 1")
+        if self.microbatches * self.chunks > MOST_STEPS:
+            why = f"with {self.chunks} chunks that is more than {MOST_STEPS} forwards: no schedule is laid out"
+            raise ConfigError(f"{path}.microbatches", self.microbatches, why)
         if self.schedule not in SCHEDULES:
             raise ConfigError(f"{path}.schedule", self.schedule, "no such schedule", SCHEDULES)
         if self.session not in SESSIONS:

@@ -35,6 +35,8 @@ class DataSettings:
     def validate(self, path: str = "data") -> None:
         """Raises ConfigError for a missing file or a fraction that leaves nothing."""
         for name, file in (("text", self.text_path), ("tokenizer", self.tokenizer_path)):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{path}.{name}", "", "is empty; null takes the shipped one")
             if not file.is_file():
                 raise ConfigError(f"{path}.{name}", str(file), "there is no such file")
         if self.seed < 0:

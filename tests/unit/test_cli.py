@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from hp_memory.cli import COMMANDS, main
@@ -69,7 +72,6 @@ def test_usage_lists_every_command(capsys):
         (("train", "~layout"), "no setting can be left out"),
         (("train", "~layout.save"), "layout.save=..."),
         (("train", "~launch.env.X"), "does not exist"),
-        (("train", "layout=full", "layout=none"), "override='layout=none': the same setting as layout=full"),
         (("train", "+layout=none"), "without the plus"),
         (("train", "layout=none,full"), "add -m"),
         (("train", "recipe=tiny_moe", "word"), "override='word': an override is written key=value"),
@@ -98,6 +100,20 @@ def test_usage_lists_every_command(capsys):
         (("pipeline", "recipe=pp_regression/quick", "layout=full"), "matrix.layouts=[full]"),
         (("pipeline", "show=true", "pipeline=zb_h1", "layout=full"), "without layout"),
         (("doctor", "layout=full"), "this machine only"),
+        (("train", "=1"), "written key=value"),
+        (("train", "recipe=tiny_moe", "model.num_layers=1000000000"), "model.num_layers=1000000000: must be at most"),
+        (("train", "recipe=tiny_moe", "seed=99999999999"), "seed=99999999999: must be at most"),
+        (("train", "recipe=tiny_moe", "layout.name="), "layout.name=''"),
+        (("train", "recipe=tiny_moe", "data.text="), "data.text=''"),
+        (("compare", "recipe=tiny_moe", "launch.task=[x.py]"), "hp-memory launch"),
+        (("pipeline", "recipe=pp_regression/quick", "launch.task=[x.py]"), "hp-memory launch"),
+        (("pipeline", "recipe=pp_regression/quick", "matrix.aux_loss=[nan]"), "matrix.aux_loss[0]=nan"),
+        (("pipeline", "recipe=pp_regression/quick", "matrix.stages=[3,3]"), "twice"),
+        (("pipeline", "recipe=pp_regression/quick", "matrix.stages=[100000]"), "between 2 and 256"),
+        (("pipeline", "recipe=pp_regression/quick", "matrix.seed=-1"), "matrix.seed=-1"),
+        (("pipeline", "show=true", "pipeline=zb_h1", "pipeline.microbatches=100000000"), "no schedule is laid out"),
+        (("pipeline", "show=true", "pipeline=zb_h1", "pipeline.layers_per_stage=[1,2]"), "has no effect here"),
+        (("pipeline", "show=true", "pipeline=zb_h1", "picture=/nope/x.png"), "there is no folder /nope"),
     ],
 )
 def test_bad_input_is_refused_in_two_lines(capsys, argv, says):
@@ -106,6 +122,15 @@ def test_bad_input_is_refused_in_two_lines(capsys, argv, says):
     assert says in err
     assert len(err.strip().splitlines()) <= 2
     assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_helps_in_a_process_of_its_own(command):
+    """The schemas must be known before Hydra composes what it shows."""
+    words = [sys.executable, "-c", "from hp_memory.cli import main; main()", command, "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "layout" in done.stdout
 
 
 def test_an_entry_of_a_dictionary_needs_no_plus(capsys):

@@ -41,7 +41,7 @@ def test_every_dictionary_of_the_schemas_is_known():
     assert set(overrides.dictionaries(config.SearchConfig)) == {"launch.env", "launch.hccl.extra", "search.times"}
 
 
-@pytest.mark.parametrize("words", [["~layout"], ["~launch.env"], ["~a.b"], ["a=1", "a=2"], ["["], ["a"]])
+@pytest.mark.parametrize("words", [["~layout"], ["~launch.env"], ["~a.b"], ["=1"], ["["], ["a"]])
 def test_refused(words):
     with pytest.raises(ConfigError):
         overrides.prepare("train", words)

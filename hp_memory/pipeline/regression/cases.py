@@ -49,12 +49,19 @@ class MatrixSettings:
             for i, each in enumerate(value if name in accepted else ()):
                 if each not in accepted[name]:
                     raise ConfigError(f"{path}.{name}[{i}]", each, "unknown", accepted[name])
-        for name, least in (("stages", 2), ("microbatches", 1)):
+            if isinstance(value, list) and name != "layers_per_stage" and len(set(value)) < len(value):
+                raise ConfigError(f"{path}.{name}", value, "names a value twice, and runs it once")
+        self._check_numbers(path)
+
+    def _check_numbers(self, path: str) -> None:
+        for name, least, most in (("stages", 2, 256), ("microbatches", 1, 10_000), ("aux_loss", 0, 1e6)):
             for i, each in enumerate(getattr(self, name)):
-                if each < least:
-                    raise ConfigError(f"{path}.{name}[{i}]", each, f"must be at least {least}")
+                if not least <= each <= most:
+                    raise ConfigError(f"{path}.{name}[{i}]", each, f"must be between {least} and {most}")
         if self.rows < 1:
             raise ConfigError(f"{path}.rows", self.rows, "must be at least 1")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"{path}.seed", self.seed, f"must be between 0 and {2**32 - 1}")
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def test_refusal_by_the_preflight_shows_the_settings_value(command):
     ("words", "message"),
     [
         (["layout=full"], "layout.name='full': node 0 has 'chain_exclude'"),
-        (["train.steps=7"], "train.steps=7: node 0 has"),
+        (["train.steps=70"], "train.steps=70: node 0 has"),
         (["launch.min_disk_gib=1e9"], "launch.min_disk_gib=1000000000.0: disk: "),
     ],
 )
