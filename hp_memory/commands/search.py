@@ -13,7 +13,7 @@ from hp_memory.errors import ConfigError
 from hp_memory.estimate import report, yaml_input
 from hp_memory.estimate.planner import GIB, Plan, Planner, override_of, yaml_of
 from hp_memory.estimate.request import pipeline_of, workload
-from hp_memory.estimate.settings import bytes_of
+from hp_memory.estimate.settings import positive_bytes_of
 from hp_memory.experiment import prepare_run_dir
 from hp_memory.hydra_app import compose, to_object
 from hp_memory.layout import LayoutSettings
@@ -30,7 +30,7 @@ def run(cfg: SearchConfig) -> int:
     cfg = yaml_input.applied(cfg)
     validate(cfg)
     cfg.search.validate("search")
-    budget = bytes_of(cfg.budget, "budget")
+    budget = positive_bytes_of(cfg.budget, "budget")
     if cfg.pipeline.layouts:
         raise ConfigError("pipeline.layouts", len(cfg.pipeline.layouts), "has no effect: the search chooses layouts")
     ms.set_device("CPU")
@@ -76,7 +76,7 @@ def _beside_named(planner: Planner, plan: Plan, cfg: SearchConfig) -> Table:
     layouts = {name: to_object(compose("layout_only", [f"layout={name}"])).layout for name in NAMED_LAYOUTS}
     rows = [_row(planner, name, layout, scale) for name, layout in (layouts | {"search": plan.layout}).items()]
     columns = ["layout", "peak GiB", "fits the budget", f"replay {unit}", "replayed FLOPs"]
-    budget = bytes_of(cfg.budget, "budget")
+    budget = positive_bytes_of(cfg.budget, "budget")
     rows = [[name, f"{peak / GIB:.2f}", "yes" if peak <= budget else "no", *rest] for name, peak, *rest in rows]
     return Table(
         "Beside the named layouts", columns, rows, "the worst pipeline rank; replay per micro-batch, all ranks"
@@ -100,7 +100,7 @@ def _curve_picture(curve: list[tuple[int, float]], cfg: SearchConfig, path: Path
 
 def _data(cfg: SearchConfig, plan: Plan, peak: int, curve: list[tuple[int, float]]) -> dict[str, Any]:
     return {
-        "budget": bytes_of(cfg.budget, "budget"),
+        "budget": positive_bytes_of(cfg.budget, "budget"),
         "cost": plan.cost,
         "cost_model": cfg.search.cost,
         "peak": peak,

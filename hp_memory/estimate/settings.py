@@ -9,12 +9,15 @@ from typing import Any
 from omegaconf import MISSING
 
 from hp_memory.errors import ConfigError
+from hp_memory.layout import REGIONS_OF_KIND
 
 SHARDS = ("optim", "optim_grads", "optim_grads_params")
 RESHARD = ("default", "always", "never")
 VIEWS = ("shared", "copied")
 COSTS = ("time", "flops", "given")
 GRANULARITY = ("layer", "stage")
+MOST_BUDGETS = 100
+REGIONS = tuple(dict.fromkeys(region for regions in REGIONS_OF_KIND.values() for region in regions))
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -31,6 +34,14 @@ def bytes_of(text: Any, path: str) -> int:
     if match is None:
         raise ConfigError(path, text, "not an amount of memory", ("58GiB", "200MiB", "64GB"))
     return int(float(match.group(1)) * _UNITS[match.group(2)])
+
+
+def positive_bytes_of(text: Any, path: str) -> int:
+    """The same for what can't be nothing."""
+    nbytes = bytes_of(text, path)
+    if nbytes <= 0:
+        raise ConfigError(path, text, "must be above 0")
+    return nbytes
 
 
 @dataclass
@@ -50,8 +61,8 @@ class DeviceSettings:
 
     def validate(self, path: str) -> None:
         """Raises ConfigError for amounts that can't be read or aren't positive."""
-        for name in ("memory", "communicator_buffer"):
-            bytes_of(getattr(self, name), f"{path}.{name}")
+        positive_bytes_of(self.memory, f"{path}.memory")
+        bytes_of(self.communicator_buffer, f"{path}.communicator_buffer")
         for name in ("teraflops", "memory_bandwidth", "link_bandwidth"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must be above 0")
@@ -121,8 +132,13 @@ class SearchSettings:
             raise ConfigError(f"{path}.times", dict(self.times), f"has no effect with {path}.cost={self.cost}")
         if not self.times and self.cost == "given":
             raise ConfigError(f"{path}.times", {}, f"{path}.cost=given needs times per region")
-        if self.curve < 2:
-            raise ConfigError(f"{path}.curve", self.curve, "a curve needs 2 budgets or more")
+        for region, time in self.times.items():
+            if region not in REGIONS:
+                raise ConfigError(f"{path}.times.{region}", time, "no such region", REGIONS, meant=region)
+            if time < 0:
+                raise ConfigError(f"{path}.times.{region}", time, "must not be negative")
+        if not 2 <= self.curve <= MOST_BUDGETS:
+            raise ConfigError(f"{path}.curve", self.curve, f"a curve has 2 to {MOST_BUDGETS} budgets")
 
 
 @dataclass

@@ -177,7 +177,7 @@ def _check_mask(data: Section, parallel: ParallelSettings) -> None:
 def _load(path: str) -> Section:
     try:
         data = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise ConfigError("yaml", path, f"can't be read: {str(error).splitlines()[0]}") from error
     if not isinstance(data, dict) or "model" not in data:
         raise ConfigError("yaml", path, "has no model section: not a MindFormers training config")

@@ -65,6 +65,12 @@ def test_when_nothing_fits_the_terms_to_blame_are_named_largest_first(mindspore,
     assert least.split(":")[1].strip().startswith("optimizer states")
 
 
+def test_a_yaml_that_is_no_text_is_refused(mindspore, tmp_path, capsys):
+    (tmp_path / "model.yaml").write_bytes(b"\xff\xfe\x00model")
+    assert run("dryrun", f"yaml={tmp_path / 'model.yaml'}") == 2
+    assert "can't be read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -72,6 +78,7 @@ def test_when_nothing_fits_the_terms_to_blame_are_named_largest_first(mindspore,
         (["dryrun", "compare-run"], "needs report=FILE"),
         (["dryrun", "compare-run", "report=/nowhere.json"], "isn't a run's report"),
         (["search", "budget=lots"], "not an amount of memory"),
+        (["search", "budget=0"], "must be above 0"),
         (["search"], "budget"),
         (["dryrun", "recipe=glm_4_5"], "can only be planned|no code to trace"),
         (["dryrun", "recipe=tiny_moe"], "estimate=cpu"),

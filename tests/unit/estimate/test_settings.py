@@ -31,7 +31,11 @@ def test_what_is_no_amount_is_refused_by_its_path(text):
         (SearchSettings(cost="speed"), "search.cost"),
         (SearchSettings(times={"gmm.up": 1.0}), "search.times"),
         (SearchSettings(cost="given"), "search.times"),
+        (EstimateSettings(device=DeviceSettings(memory="0GiB")), "estimate.device.memory"),
         (SearchSettings(curve=1), "search.curve"),
+        (SearchSettings(curve=10**8), "search.curve"),
+        (SearchSettings(cost="given", times={"gmm.upp": 1.0}), "search.times.gmm.upp"),
+        (SearchSettings(cost="given", times={"gmm.up": -1.0}), "search.times.gmm.up"),
     ],
 )
 def test_an_assumption_that_cannot_be_used_is_refused(settings, path):
