@@ -92,7 +92,8 @@ def _curve_picture(curve: list[tuple[int, float]], cfg: SearchConfig, path: Path
     unit, scale = _UNITS[cfg.search.cost]
     figure, axes = new_figure(8, 4)
     axes.plot([b / GIB for b, _ in curve], [c * scale for _, c in curve], marker="o")
-    axes.axvline(positive_bytes_of(cfg.budget, "budget") / GIB, color="red", linestyle="--", linewidth=1, label="budget")
+    budget = positive_bytes_of(cfg.budget, "budget") / GIB
+    axes.axvline(budget, color="red", linestyle="--", linewidth=1, label="budget")
     axes.set(xlabel="budget per device, GiB", ylabel=f"replay per micro-batch, {unit}", ylim=(0, None))
     axes.legend()
     return figure_file(figure, path, "What more memory buys: each point is a plan that fits, near the optimum")
