@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from hp_memory.estimate.estimate import Estimate, Stage
 from hp_memory.estimate.liveness import GRADIENTS
-from hp_memory.estimate.stage import Moment
 from hp_memory.layout.layers import format_layers
+from hp_memory.pipeline.schedule import Schedule
+from hp_memory.pipeline.simulate import Held, levels
 from hp_memory.report.figures import figure_file, new_figure
 from hp_memory.report.page import Part, Picture, Text, write_page
 from hp_memory.report.table import Table
 
 GIB = 2**30
 _SHOWN = 60
+_STATIC, _REST = "#b0b0b0", "#606060"
+_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#ff9da6", "#9d755d")
 ERROR_BAND = (
     "Held bytes are exact for the operations that ran (checked against storage probes where the same kernels run). "
     "Not modelled: kernels' workspaces, and what Ascend kernels save that the traced backward doesn't read; they are "
@@ -159,8 +164,10 @@ def timeline_picture(found: Estimate, path: Path) -> Picture:
     # The middle of a long schedule repeats itself.
     shown = stage.moments[: max(_SHOWN, 4 * found.schedule.ranks)]
     steps = range(len(shown))
-    layers = {"static": [stage.static_bytes / GIB] * len(steps)} | _by_region_over_time(stage, shown)
-    axes.stackplot(steps, *layers.values(), labels=list(layers), step="post", linewidth=0)
+    parts = _by_region_over_time(found.schedule, stage, len(shown))
+    colours = [_STATIC, *_COLOURS[: len(parts) - 1], _REST]
+    static = [stage.static_bytes / GIB] * len(steps)
+    axes.stackplot(steps, static, *parts.values(), labels=["static", *parts], colors=colours, step="post", linewidth=0)
     peaks = [(stage.static_bytes + m.nbytes) / GIB for m in shown]
     axes.plot(steps, peaks, color="black", linewidth=0.8, label="peak within the step", drawstyle="steps-post")
     axes.axhline(
@@ -168,10 +175,8 @@ def timeline_picture(found: Estimate, path: Path) -> Picture:
     )
     axes.set(xlabel="step of the schedule", ylabel="GiB", xlim=(0, len(steps) - 1))
     axes.legend(fontsize=7, ncols=2, loc="upper left", bbox_to_anchor=(1, 1))
-    words = f"Rank {stage.rank}, layout {_layouts(found)}: the first {len(shown)} of {len(stage.moments)} steps of "
-    return figure_file(
-        figure, path, f"{words}{found.schedule.name}; regions by their share of what a micro-batch holds"
-    )
+    words = f"Rank {stage.rank}, layout {_layouts(found)}: held after the first {len(shown)} of {len(stage.moments)} "
+    return figure_file(figure, path, f"{words}steps of {found.schedule.name}")
 
 
 def _device_line(axes: Axes, nbytes: int) -> None:
@@ -183,17 +188,24 @@ def _layouts(found: Estimate) -> str:
     return ", ".join(dict.fromkeys(layer.layout.name.partition("+")[0] for layer in found.plan.layers))
 
 
-def _by_region_over_time(stage: Stage, shown: Sequence[Moment]) -> dict[str, list[float]]:
-    """Held GiB after each step, by region: what is held scales with what one micro-batch holds of each region."""
-    held: dict[str, int] = {}
+def _by_region_over_time(schedule: Schedule, stage: Stage, count: int) -> dict[str, np.ndarray]:
+    """Held GiB after each of the first steps: the regions that hold most, and one part for all that is left.
+
+    That is the other regions, what a replay ahead of backward made, and what waits between dx and dw.
+    """
+    regions: Counter[str] = Counter()
     for unit in (u for units in stage.units.values() for u in units):
-        for region, nbytes in unit.by_region.items():
-            held[region] = held.get(region, 0) + nbytes
-    total = sum(held.values()) or 1
-    return {
-        region: [m.after / GIB * nbytes / total for m in shown]
-        for region, nbytes in sorted(held.items(), key=lambda pair: -pair[1])
-    }
+        regions.update(unit.by_region)
+    largest = [region for region, nbytes in regions.most_common(len(_COLOURS)) if nbytes]
+    found = {region: np.array(_in_flight(schedule, stage, region)[:count]) / GIB for region in largest}
+    after = np.array([m.after for m in stage.moments[:count]]) / GIB
+    return found | {"all else": np.maximum(after - sum(found.values()), 0)}
+
+
+def _in_flight(schedule: Schedule, stage: Stage, region: str) -> list[float]:
+    """Bytes of one region that all micro-batches hold, after each step."""
+    held = {chunk: sum(u.by_region.get(region, 0) for u in units) for chunk, units in stage.units.items()}
+    return levels(schedule, stage.rank, lambda chunk, _: Held(held[chunk], held[chunk], held[chunk]))
 
 
 def peak_picture(found: Estimate, path: Path) -> Picture:
