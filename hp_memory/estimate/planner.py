@@ -48,7 +48,11 @@ class RankProblem:
     def room(self, budget: int, fragmentation: float) -> int:
         """Bytes that activations may take, so that the rank stays within ``budget``; negative if nothing is left."""
         left = budget - self.static_bytes
-        return -1 if left < self.optimizer_step else int(left / (1 + fragmentation))
+        if left < self.optimizer_step:
+            return -1
+        room = int(left / (1 + fragmentation))
+        # What is lost is a whole number of bytes: the next one may fit too.
+        return room + (room + 1 + int(fragmentation * (room + 1)) <= left)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from hp_memory.estimate.liveness import Peak
 from hp_memory.estimate.options import Option
+from hp_memory.estimate.planner import RankProblem
 from hp_memory.estimate.search import Slot, least, peak_of, situations, solve
 from hp_memory.estimate.stage import Unit, moments
+from hp_memory.estimate.terms import Term
 from hp_memory.pipeline.generate import generate
 
 MIB = 2**20
@@ -117,3 +119,12 @@ def test_the_programme_finds_what_brute_force_finds(schedule, layers, budget, to
 def test_situations_leave_out_what_another_one_covers():
     found = situations(generate("1f1b", 4, 8), 0)
     assert sorted((s.op, s.others) for s in found) == [("BW", ((0, "F", 3),)), ("F", ((0, "F", 3),))]
+
+
+@given(st.integers(0, 2**36), st.sampled_from([0.0, 0.05, 0.1, 0.33]))
+def test_a_plan_fits_the_budget_that_it_needs(activations, fragmentation):
+    static = (Term("parameters", 1000, "MODELLED", ""),)
+    problem = RankProblem(0, (), (), static, 0)
+    needed = 1000 + activations + int(fragmentation * activations)
+    assert problem.room(needed, fragmentation) == activations
+    assert activations == 0 or problem.room(needed - 1, fragmentation) < activations
