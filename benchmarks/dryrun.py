@@ -78,7 +78,7 @@ def cost() -> None:
         at = time.perf_counter()
         found = estimate(work, plan, pipeline_of(cfg), cfg.estimate)
         print(f"  {name:14} re-planned in {time.perf_counter() - at:.2f} s: {found.worst.peak / GIB:.1f} GiB")
-    for name, sizes in {"layers": (16, 61, 122), "experts": (64, 256, 1024)}.items():
+    for name, sizes in {"layers": (8, 31, 122), "experts": (64, 128, 1024)}.items():
         for size in sizes:
             key = "num_layers" if name == "layers" else "num_experts"
             at = time.perf_counter()

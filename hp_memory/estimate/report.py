@@ -25,7 +25,8 @@ _SHOWN = 60
 _STATIC, _REST = "#b0b0b0", "#606060"
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#ff9da6", "#9d755d")
 ERROR_BAND = (
-    "Held bytes are exact for the operations that ran (checked against storage probes where the same kernels run). "
+    "Held bytes and working sets are those of the operations that ran; where the same kernels run on a CPU, held bytes "
+    "equal what storage probes find and peaks are within 5% of MindSpore's own record of its blocks. "
     "Not modelled: kernels' workspaces, and what Ascend kernels save that the traced backward doesn't read; they are "
     "what the reserve is for. No Ascend run has confirmed these figures: `hp-memory dryrun compare-run` does."
 )
