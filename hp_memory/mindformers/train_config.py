@@ -63,10 +63,11 @@ def _parallelism(cfg: HPConfig) -> dict[str, Any]:
         # MindFormers 2.1 refuses tensor parallelism without it, 2.0 takes both.
         "sequence_parallel": parallel.tensor > 1,
         "context_parallel": parallel.context,
-        "context_parallel_method": parallel.context_method,
         "expert_parallel": parallel.expert,
         "pipeline_parallel": parallel.pipeline,
     }
+    if parallel.context > 1:
+        section["context_parallel_method"] = parallel.context_method
     if parallel.pipeline == 1 and cfg.pipeline.stages != 1:
         raise ConfigError("pipeline.stages", cfg.pipeline.stages, "parallel.pipeline is 1")
     return section | (_pipeline(cfg) if parallel.pipeline > 1 else {})

@@ -146,6 +146,8 @@ class ParallelSettings:
             _at_least(1, path, name, getattr(self, name))
         if self.context_method not in CONTEXT_METHODS:
             raise ConfigError(f"{path}.context_method", self.context_method, "no such method", CONTEXT_METHODS)
+        if self.context == 1 and self.context_method != CONTEXT_METHODS[0]:
+            raise ConfigError(f"{path}.context_method", self.context_method, f"has no effect with {path}.context=1")
         per_stage = self.data * self.tensor * self.context
         if per_stage % self.expert:
             why = f"must divide the {per_stage} ranks of a pipeline stage (data * tensor * context)"

@@ -59,3 +59,12 @@ def test_dxdw_and_interleaving_arrive_under_mindformers_names():
     assert section["pipeline_parallel_layers_per_stage"] == ["0-11,24-35", "12-23,36-47"]
     assert section["pipeline_parallel_enable_dxdw_split"]
     assert section["pipeline_parallel_overlap_b_f"]
+
+
+def test_context_parallel_ranks_get_their_method_and_the_compressed_mask():
+    found = train_config(config("recipe=deepseek_v3_671b", "parallel.context=2", "parallel.context_method=ulysses"))
+    assert found["parallelism"]["context_parallel_method"] == "ulysses"
+    assert found["model"]["use_attn_mask_compression"] is True
+    alone = train_config(config("recipe=deepseek_v3_671b"))
+    assert "context_parallel_method" not in alone["parallelism"]
+    assert "use_attn_mask_compression" not in alone["model"]

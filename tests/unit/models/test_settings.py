@@ -45,6 +45,9 @@ def test_a_model_that_cannot_be_built_is_refused_by_its_path(settings, change, p
         ({"data": 0}, "parallel.data"),
         ({"data": 4, "fsdp": 3}, "parallel.fsdp"),
         ({"data": 2, "tensor": 2}, "parallel.tensor"),
+        ({"context": 2}, "parallel.context"),
+        ({"context_method": "ring"}, "parallel.context_method"),
+        ({"context_method": "ulysses"}, "parallel.context_method"),
     ],
 )
 def test_parallel_sizes_that_do_not_fit_are_refused(settings, sizes, path):
