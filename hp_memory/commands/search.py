@@ -44,7 +44,7 @@ def run(cfg: SearchConfig) -> int:
     run_dir = prepare_run_dir(cfg, found.plan)
     (run_dir / "layout.yaml").write_text(yaml_of(plan.layout))
     more = planner.solve(budget + GIB)
-    table = _beside_named(planner, plan, cfg)
+    table = _beside_named(planner, plan, cfg, budget)
     curve = planner.curve(budget, cfg.search.curve)
     words = _words(cfg, planner, plan, found.worst.peak, plan.cost - more.cost if more else 0.0)
     for text in (report.summary(found), words):
@@ -52,10 +52,10 @@ def run(cfg: SearchConfig) -> int:
     console.print(table.rich())
     console.print(f"plan, as overrides:\n{override_of(plan.layout)}", highlight=False, markup=False, soft_wrap=True)
     tables = report.write(found, run_dir)
-    picture = _curve_picture(curve, cfg, run_dir / "curve.png")
+    picture = _curve_picture(curve, cfg, budget, run_dir / "curve.png")
     parts = [Text("In short", f"{report.summary(found)}\n{words}"), table, picture, Text("Plan", yaml_of(plan.layout))]
     write_page(run_dir / "search.html", f"The cheapest plan within {cfg.budget}", [*parts, *tables])
-    (run_dir / "search.json").write_text(json.dumps(_data(cfg, plan, found.worst.peak, curve), indent=1))
+    (run_dir / "search.json").write_text(json.dumps(_data(cfg, plan, budget, found.worst.peak, curve), indent=1))
     console.print(f"report: {run_dir / 'search.html'}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
@@ -70,13 +70,12 @@ def _words(cfg: SearchConfig, planner: Planner, plan: Plan, peak: int, next_gib:
     )
 
 
-def _beside_named(planner: Planner, plan: Plan, cfg: SearchConfig) -> Table:
+def _beside_named(planner: Planner, plan: Plan, cfg: SearchConfig, budget: int) -> Table:
     """The plan beside the layouts that have names."""
     unit, scale = _UNITS[cfg.search.cost]
     layouts = {name: to_object(compose("layout_only", [f"layout={name}"])).layout for name in NAMED_LAYOUTS}
     rows = [_row(planner, name, layout, scale) for name, layout in (layouts | {"search": plan.layout}).items()]
     columns = ["layout", "peak GiB", "fits the budget", f"replay {unit}", "replayed FLOPs"]
-    budget = positive_bytes_of(cfg.budget, "budget")
     rows = [[name, f"{peak / GIB:.2f}", "yes" if peak <= budget else "no", *rest] for name, peak, *rest in rows]
     return Table(
         "Beside the named layouts", columns, rows, "the worst pipeline rank; replay per micro-batch, all ranks"
@@ -88,23 +87,22 @@ def _row(planner: Planner, name: str, layout: LayoutSettings, scale: float) -> l
     return [name, found.worst.peak, f"{planner.cost_of(layout) * scale:.1f}", f"{found.replayed_share:.1%}"]
 
 
-def _curve_picture(curve: list[tuple[int, float]], cfg: SearchConfig, path: Path) -> Picture:
+def _curve_picture(curve: list[tuple[int, float]], cfg: SearchConfig, budget: int, path: Path) -> Picture:
     unit, scale = _UNITS[cfg.search.cost]
     figure, axes = new_figure(8, 4)
     axes.plot([b / GIB for b, _ in curve], [c * scale for _, c in curve], marker="o")
-    budget = positive_bytes_of(cfg.budget, "budget") / GIB
-    axes.axvline(budget, color="red", linestyle="--", linewidth=1, label="budget")
+    axes.axvline(budget / GIB, color="red", linestyle="--", linewidth=1, label="budget")
     axes.set(xlabel="budget per device, GiB", ylabel=f"replay per micro-batch, {unit}", ylim=(0, None))
     axes.legend()
     return figure_file(figure, path, "What more memory buys: each point is a plan that fits, near the optimum")
 
 
-def _data(cfg: SearchConfig, plan: Plan, peak: int, curve: list[tuple[int, float]]) -> dict[str, Any]:
+def _data(cfg: SearchConfig, plan: Plan, budget: int, peak: int, curve: list[tuple[int, float]]) -> dict[str, Any]:
     return {
-        "budget": positive_bytes_of(cfg.budget, "budget"),
+        "budget": budget,
         "cost": plan.cost,
         "cost_model": cfg.search.cost,
         "peak": peak,
         "overrides": override_of(plan.layout),
-        "curve": [{"budget": budget, "cost": cost} for budget, cost in curve],
+        "curve": [{"budget": at, "cost": cost} for at, cost in curve],
     }

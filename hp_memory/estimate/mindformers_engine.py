@@ -20,7 +20,6 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, mint, nn
-from mindspore.common._grad_function import _Function
 
 from hp_memory.errors import ConfigError
 from hp_memory.estimate import context_parallel, tensor_parallel, values
@@ -35,6 +34,7 @@ from hp_memory.estimate.model import (
     saved_regions,
 )
 from hp_memory.estimate.record import LayerTrace, ModelTrace
+from hp_memory.estimate.shape_rules import arrive
 from hp_memory.estimate.trace import constants_of, mark, record_layer, tensors
 from hp_memory.install import install
 from hp_memory.layout import REGIONS_OF_KIND, ActivationPlan, LayerPlan
@@ -86,19 +86,6 @@ def routing_of(model: ModelSettings, parallel: ParallelSettings, tokens: int, im
     pad = model.num_experts if parallel.expert > 1 else 0
     sent = (tokens + pad) * model.top_k
     return Routing(sent, math.ceil(sent * imbalance), parallel.expert, model.num_experts // parallel.expert)
-
-
-class _Travel(_Function):
-    """An all-to-all without values: ``rows`` elements arrive; it saves nothing, like the collective."""
-
-    @staticmethod
-    def forward(ctx, x, elements):
-        ctx.back = x.shape
-        return mint.zeros((elements,), dtype=x.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return mint.zeros(ctx.back, dtype=grad.dtype), None
 
 
 def _permute(self: Any, tokens: Tensor, top_scores: Tensor, chosen: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
@@ -234,7 +221,7 @@ def _exchange(routing: Routing, width: int) -> Callable[..., tuple[Tensor, None]
     def all_to_all_single(output: Any, input: Tensor, **_: Any) -> tuple[Tensor, None]:
         outward = all_to_all_single.outward
         all_to_all_single.outward = not outward
-        return _Travel.apply(input, out if outward else home), None
+        return arrive(input, (out if outward else home,)), None
 
     # Each forward sends rows out once and fetches them home once, and so does a replay of both. What a layout saves
     # isn't called again: then only the other way is, which the elements that come in tell apart.

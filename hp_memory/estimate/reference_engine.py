@@ -13,7 +13,6 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, ops
-from mindspore.common._grad_function import _Function
 
 from hp_memory.cpu import collectives as cpu_collectives
 from hp_memory.cpu import kernels as cpu_kernels
@@ -29,6 +28,7 @@ from hp_memory.estimate.model import (
     saved_regions,
 )
 from hp_memory.estimate.record import LayerTrace, ModelTrace
+from hp_memory.estimate.shape_rules import arrive
 from hp_memory.estimate.trace import constants_of, mark, record_layer
 from hp_memory.install import install
 from hp_memory.layout import ActivationPlan, LayerPlan
@@ -57,26 +57,13 @@ def _scores(chosen: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return scores
 
 
-class _Travel(_Function):
-    """Rows go to other ranks without values. Like the real exchange it saves nothing."""
-
-    @staticmethod
-    def forward(ctx, x, out_splits, in_splits):
-        ctx.back = in_splits
-        return mint.zeros((sum(out_splits), *x.shape[1:]), dtype=x.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return mint.zeros((sum(ctx.back), *grad.shape[1:]), dtype=grad.dtype), None, None
-
-
 def _collectives() -> SimpleNamespace:
     """Between ranks only shapes travel, and every rank of a group is taken to route as this one does."""
 
     def all_to_all_single(x: Tensor, out_splits: Any, in_splits: Any, group: Group) -> Tensor:
         if group.size == 1:
             return cpu_collectives.all_to_all_single(x, out_splits, in_splits, group)
-        return _Travel.apply(x, tuple(out_splits), tuple(in_splits))
+        return arrive(x, (sum(out_splits), *x.shape[1:]))
 
     def gather_list(x: Tensor, group: Group) -> list[Tensor]:
         return [x] * group.size

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from hp_memory.errors import ConfigError
-from hp_memory.layout import REGIONS_OF_KIND
+from hp_memory.layout import REGIONS
 
 SHARDS = ("optim", "optim_grads", "optim_grads_params")
 RESHARD = ("default", "always", "never")
@@ -17,7 +17,6 @@ VIEWS = ("shared", "copied")
 COSTS = ("time", "flops", "given")
 GRANULARITY = ("layer", "stage")
 MOST_BUDGETS = 100
-REGIONS = tuple(dict.fromkeys(region for regions in REGIONS_OF_KIND.values() for region in regions))
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -7,32 +7,20 @@ latter two belong to the matrices' own cells, so their regions include them here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from mindspore import Tensor, mint, nn
-from mindspore.common._grad_function import _Function
+from mindspore import Tensor, nn
 
-
-class _Resize(_Function):
-    """A gather or a reduce-scatter without values: as many rows as there are afterwards. Saves nothing."""
-
-    @staticmethod
-    def forward(ctx, x, rows):
-        ctx.back = x.shape
-        return mint.zeros((rows, *x.shape[1:]), dtype=x.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return mint.zeros(ctx.back, dtype=grad.dtype), None
+from hp_memory.estimate.shape_rules import arrive, replace_construct
 
 
 def _gather(x: Tensor, size: int) -> Tensor:
-    return _Resize.apply(x, x.shape[0] * size)
+    return arrive(x, (x.shape[0] * size, *x.shape[1:]))
 
 
 def _scatter(x: Tensor, size: int) -> Tensor:
-    return _Resize.apply(x, x.shape[0] // size)
+    return arrive(x, (x.shape[0] // size, *x.shape[1:]))
 
 
 def spread(gpt: Any, blocks: Sequence[nn.Cell], size: int) -> None:
@@ -56,7 +44,7 @@ def _before(cell: nn.Cell, size: int) -> None:
     def construct(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         return inner(_gather(x, size), *args, **kwargs)
 
-    _replace(cell, construct)
+    replace_construct(cell, construct)
 
 
 def _after(cell: nn.Cell, size: int) -> None:
@@ -66,8 +54,4 @@ def _after(cell: nn.Cell, size: int) -> None:
     def construct(*args: Any, **kwargs: Any) -> Any:
         return _scatter(inner(*args, **kwargs), size)
 
-    _replace(cell, construct)
-
-
-def _replace(cell: nn.Cell, construct: Callable[..., Any]) -> None:
-    object.__setattr__(cell, "construct", construct)
+    replace_construct(cell, construct)
