@@ -71,7 +71,7 @@ def build(mode: str, width: int, experts: int) -> tuple[Callable, list, dict]:
     from mindspore import nn
 
     from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper
-    from hp_memory.models.devices import kernels
+    from hp_memory.kernels.devices import kernels
 
     kernel, dtype = kernels(), ms.float32 if ms.get_context("device_target") == "CPU" else ms.bfloat16
     rng = np.random.RandomState(0)

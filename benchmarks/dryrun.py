@@ -6,7 +6,7 @@
     python benchmarks/dryrun.py recipes     # hand-written recomputation recipes against the search, no more memory each
 
 A CPU has no allocator statistics. The peaks are MindSpore's own record of every block of device memory (its debug log,
-hp_memory.estimate.device_log), in the second of two equal steps.
+hp_memory.estimate.tracing.device_log), in the second of two equal steps.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ PUBLISHED = {
 
 
 def config(*overrides: str) -> Any:
-    from hp_memory.hydra_app import compose, to_object
+    from hp_memory.config.app import compose, to_object
 
     return to_object(compose("dryrun", list(overrides)))
 
 
 def layout(name: str) -> Any:
-    from hp_memory.hydra_app import compose, to_object
+    from hp_memory.config.app import compose, to_object
 
     return to_object(compose("layout_only", [f"layout={name}"])).layout
 
@@ -57,10 +57,10 @@ def cost() -> None:
     import resource
 
     begun = time.perf_counter()
-    from hp_memory.estimate.estimate import estimate
-    from hp_memory.estimate.mindformers_engine import prepare
-    from hp_memory.estimate.model import trace
-    from hp_memory.estimate.request import pipeline_of, workload
+    from hp_memory.estimate.engines.choice import trace
+    from hp_memory.estimate.engines.mindformers import prepare
+    from hp_memory.estimate.ranks import estimate
+    from hp_memory.experiment.workload import pipeline_of, workload
     from hp_memory.layout import build_plan
 
     cfg = config(RECIPE)
@@ -108,7 +108,7 @@ def run_for_real(layouts: list[str]) -> None:
     import mindspore as ms
     import numpy as np
 
-    from hp_memory.estimate.device_log import recording
+    from hp_memory.estimate.tracing.device_log import recording
     from hp_memory.install import install
     from hp_memory.layout import build_plan
     from hp_memory.models.fingerprint import fingerprint
@@ -142,10 +142,11 @@ def run_for_real(layouts: list[str]) -> None:
 
 def estimated(name: str, part: str) -> int:
     """The estimate of one case, bytes beyond the parameters and the block's input."""
-    from hp_memory.estimate.estimate import estimate
-    from hp_memory.estimate.liveness import curve
-    from hp_memory.estimate.model import Workload, trace
-    from hp_memory.estimate.request import pipeline_of
+    from hp_memory.estimate.account.liveness import curve
+    from hp_memory.estimate.engines.choice import trace
+    from hp_memory.estimate.ranks import estimate
+    from hp_memory.estimate.workload import Workload
+    from hp_memory.experiment.workload import pipeline_of
     from hp_memory.layout import build_plan
 
     cfg = _large()
@@ -169,7 +170,7 @@ def peak(layouts: list[str]) -> None:
     """Estimated and measured peaks, side by side, as JSON in the last line."""
     import tempfile
 
-    from hp_memory.estimate.device_log import ENVIRONMENT, read
+    from hp_memory.estimate.tracing.device_log import ENVIRONMENT, read
 
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         command = [sys.executable, __file__, "peak", "--real", "--layouts", *layouts]
@@ -196,12 +197,12 @@ def saved_on_cpu() -> None:
     import numpy as np
 
     from hp_memory.activation import observe
-    from hp_memory.estimate.mindformers_engine import build
+    from hp_memory.estimate.engines.mindformers import build
     from hp_memory.install import install
     from hp_memory.layout import build_plan
     from hp_memory.mindformers import environment
-    from hp_memory.models.mindformers_map import gpt_model, region_map
-    from hp_memory.models.mindformers_settings import fingerprint
+    from hp_memory.mindformers.families import fingerprint
+    from hp_memory.mindformers.region_map import gpt_model, region_map
 
     ms.set_device("CPU")
     ms.runtime.launch_blocking()
@@ -227,8 +228,9 @@ def kernels() -> None:
     """A row per region where the two differ."""
     from collections import Counter
 
-    from hp_memory.estimate.held import held_by
-    from hp_memory.estimate.model import Workload, trace
+    from hp_memory.estimate.account.held import held_by
+    from hp_memory.estimate.engines.choice import trace
+    from hp_memory.estimate.workload import Workload
 
     command = [sys.executable, __file__, "kernels", "--real"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -257,9 +259,9 @@ def _words(storages: Any) -> str:
 
 def recipes() -> None:
     """For each published recipe, the search with each rank's memory under that recipe as its budget."""
-    from hp_memory.estimate.planner import Planner
-    from hp_memory.estimate.request import pipeline_of, workload
-    from hp_memory.estimate.settings import SearchSettings
+    from hp_memory.config.estimate import SearchSettings
+    from hp_memory.estimate.search.budget import Planner
+    from hp_memory.experiment.workload import pipeline_of, workload
     from hp_memory.layout import LayoutSettings
 
     cfg = config(RECIPE)

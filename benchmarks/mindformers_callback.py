@@ -16,10 +16,10 @@ from typing import Any
 
 import mindspore as ms
 
-from hp_memory import hydra_app
+from hp_memory.config import app as hydra_app
 from hp_memory.layout import build_plan
 from hp_memory.mindformers import environment, trainer
-from hp_memory.models.mindformers_settings import fingerprint
+from hp_memory.mindformers.families import fingerprint
 from hp_memory.train.data import load_corpus
 from hp_memory.train.process import use_one_thread
 

@@ -10,7 +10,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from hp_memory import config
+from hp_memory.config import schema as config
 
 PAGE = Path(__file__).parent / "configs.md"
 HEAD = """# Configs

@@ -62,7 +62,7 @@ def _usage() -> str:
 
 def _run(command: str, action: str | None, args: list[str]) -> int:
     # Hydra and the command's own modules are loaded when they are needed: `--help` answers at once.
-    from hp_memory import hydra_app
+    from hp_memory.config import app as hydra_app
 
     def body(cfg: Any) -> int:
         run = importlib.import_module(f"hp_memory.commands.{command}").run

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from hp_memory.report.page import Picture, Text, write_page
 from hp_memory.report.table import Table
-from hp_memory.train.progress import read_progress
+from hp_memory.runs.progress import read_progress
 
 STEPS, SAVED_AT, RESUMED_TO = 120, 100, 110
 CONSOLE = Console()

@@ -8,15 +8,15 @@ from pathlib import Path
 import rich.console
 
 from hp_memory.compare.job import Job, write_job
-from hp_memory.config import CompareConfig
+from hp_memory.config.app import compose, to_object
+from hp_memory.config.complaints import options
+from hp_memory.config.schema import CompareConfig
 from hp_memory.errors import ConfigError
-from hp_memory.experiment import checked_plan, launch_workers, plan_for, prepare_run_dir, refuse_unread_settings
-from hp_memory.hydra_app import compose, to_object
-from hp_memory.hydra_errors import options
+from hp_memory.experiment.desk import checked_plan, launch_workers, plan_for, prepare_run_dir, refuse_unread_settings
 from hp_memory.layout import ActivationPlan
-from hp_memory.paths import run_dir_path
 from hp_memory.report.comparison import unexpected, write_report
 from hp_memory.report.table import console as make_console
+from hp_memory.runs.paths import run_dir_path
 
 WORKER = "hp_memory.compare.worker"
 

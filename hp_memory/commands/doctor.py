@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 
-from hp_memory.config import HPConfig, validate
+from hp_memory.config.schema import HPConfig, validate
 from hp_memory.launch import ascend
 from hp_memory.launch.environment import inherited_job
 from hp_memory.offload.apply import capability
-from hp_memory.report.environment import version
 from hp_memory.report.table import Table, console
+from hp_memory.runs.environment import version
 
 MEASURED_ON = "2.10.0"
 Finding = tuple[str, str, str]

@@ -9,13 +9,14 @@ import mindspore as ms
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from hp_memory.config import DryrunConfig, validate
+from hp_memory.config.schema import DryrunConfig, validate
 from hp_memory.errors import ConfigError
-from hp_memory.estimate import compare_run, report, yaml_input
-from hp_memory.estimate.estimate import Estimate, estimate
-from hp_memory.estimate.request import layout_of, pipeline_of, workload
-from hp_memory.experiment import prepare_run_dir
+from hp_memory.estimate import compare_run, report
+from hp_memory.estimate.ranks import Estimate, estimate
+from hp_memory.experiment.desk import prepare_run_dir
+from hp_memory.experiment.workload import layout_of, pipeline_of, workload
 from hp_memory.layout import build_plan
+from hp_memory.mindformers import yaml_input
 from hp_memory.report.page import write_page
 from hp_memory.report.table import console as make_console
 

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from hp_memory.config import validate
+from hp_memory.config.schema import validate
 from hp_memory.errors import ConfigError
-from hp_memory.experiment import refuse_offload
+from hp_memory.experiment.desk import refuse_offload
 from hp_memory.layout import build_plan
+from hp_memory.mindformers.families import fingerprint
 from hp_memory.mindformers.train_config import train_config, with_callback, with_native_settings
-from hp_memory.models.mindformers_settings import fingerprint
-from hp_memory.paths import check_output
 from hp_memory.pipeline.settings import check_plan, with_stage_layouts
+from hp_memory.runs.paths import check_output
 
 if TYPE_CHECKING:
-    from hp_memory.config import ExportConfig
+    from hp_memory.config.schema import ExportConfig
 
 TARGETS = ("mindformers-2.0", "mindformers-2.1", "mindformers-callback")
 

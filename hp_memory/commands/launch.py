@@ -9,11 +9,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hp_memory.commands import train
-from hp_memory.config import HPConfig, validate
+from hp_memory.config.schema import HPConfig, validate
 from hp_memory.errors import ConfigError
-from hp_memory.experiment import checked_plan, launch_settings, launch_workers
+from hp_memory.experiment.desk import checked_plan, launch_settings, launch_workers
 from hp_memory.launch.job import launch
-from hp_memory.paths import make_run_dir, run_dir_path
+from hp_memory.runs.paths import make_run_dir, run_dir_path
 
 
 def run(cfg: HPConfig) -> int:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hp_memory.config import OffloadConfig
+from hp_memory.config.schema import OffloadConfig
 from hp_memory.errors import ConfigError
 from hp_memory.offload import HyperOffloadInput, HyperOffloadPlan, plan_to_dict
 from hp_memory.offload import run as plan_graph
@@ -22,8 +22,8 @@ from hp_memory.offload.pictures import draw_search, draw_timeline
 from hp_memory.offload.settings import ACTIONS, OffloadCommandSettings
 from hp_memory.offload.timeline import Timeline, baseline, kernel_times, simulate
 from hp_memory.offload.trace import differences, parse_traces
-from hp_memory.paths import make_run_dir
 from hp_memory.report.table import Table, console, mebibytes
+from hp_memory.runs.paths import make_run_dir
 
 SHOWN_DATA, SHOWN_HAZARDS = 15, 12
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hp_memory.config import PipelineConfig
+from hp_memory.config.app import compose, to_object
+from hp_memory.config.schema import PipelineConfig
 from hp_memory.errors import ConfigError
-from hp_memory.experiment import checked_plan, launch_workers, prepare_run_dir
-from hp_memory.hydra_app import compose, to_object
-from hp_memory.paths import check_output, run_dir_path
+from hp_memory.experiment.desk import checked_plan, launch_workers, prepare_run_dir
 from hp_memory.pipeline import show
 from hp_memory.pipeline.regression import report
 from hp_memory.pipeline.regression.cases import Case, expand
 from hp_memory.pipeline.regression.job import Job, read_results, write_job
 from hp_memory.report.table import console as make_console
+from hp_memory.runs.paths import check_output, run_dir_path
 
 WORKER = "hp_memory.pipeline.regression.worker"
 

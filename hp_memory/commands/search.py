@@ -8,15 +8,16 @@ from typing import Any
 
 import mindspore as ms
 
-from hp_memory.config import NAMED_LAYOUTS, SearchConfig, validate
+from hp_memory.config.app import compose, to_object
+from hp_memory.config.estimate import positive_bytes_of
+from hp_memory.config.schema import NAMED_LAYOUTS, SearchConfig, validate
 from hp_memory.errors import ConfigError
-from hp_memory.estimate import report, yaml_input
-from hp_memory.estimate.planner import GIB, Plan, Planner, override_of, yaml_of
-from hp_memory.estimate.request import pipeline_of, workload
-from hp_memory.estimate.settings import positive_bytes_of
-from hp_memory.experiment import prepare_run_dir
-from hp_memory.hydra_app import compose, to_object
+from hp_memory.estimate import report
+from hp_memory.estimate.search.budget import GIB, Plan, Planner, override_of, yaml_of
+from hp_memory.experiment.desk import prepare_run_dir
+from hp_memory.experiment.workload import pipeline_of, workload
 from hp_memory.layout import LayoutSettings
+from hp_memory.mindformers import yaml_input
 from hp_memory.report.figures import figure_file, new_figure
 from hp_memory.report.page import Picture, Text, write_page
 from hp_memory.report.table import Table

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hp_memory.config import HPConfig
+from hp_memory.config.schema import HPConfig
 from hp_memory.errors import ConfigError
-from hp_memory.experiment import (
+from hp_memory.experiment.desk import (
     check_launch,
     check_text,
     checked_plan,
@@ -16,9 +16,9 @@ from hp_memory.experiment import (
     prepare_run_dir,
     refuse_unread_settings,
 )
-from hp_memory.paths import run_dir_path
 from hp_memory.report.table import console as make_console
 from hp_memory.report.training import write_report
+from hp_memory.runs.paths import run_dir_path
 
 WORKERS = {"reference": "hp_memory.train.worker", "mindformers": "hp_memory.mindformers.worker"}
 
@@ -47,7 +47,7 @@ def _check_checkpoint(cfg: HPConfig) -> None:
     if wanted is None:
         return
     if cfg.engine == "reference":
-        from hp_memory.train.checkpoint import find_checkpoint
+        from hp_memory.runs.checkpoint import find_checkpoint
 
         digest = fingerprint(cfg).digest
         find_checkpoint(wanted, digest, cfg.parallel.world_size, cfg.parallel.expert, cfg.train.steps)

@@ -8,7 +8,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, mint, ops
 
 from hp_memory.activation import Held, checkpoint_exclude_wrapper, checkpoint_wrapper, observe, region
-from hp_memory.models.groups import ALONE, Group
+from hp_memory.kernels.groups import ALONE, Group
 from hp_memory.models.reference.chain import Chain
 from hp_memory.models.reference.layers import RmsNorm
 from hp_memory.models.reference.moe import Moe

@@ -26,9 +26,9 @@ from hp_memory.compare.memory import growth_per_forward
 from hp_memory.install import install, receipt_of
 from hp_memory.layout import ActivationPlan
 from hp_memory.models.reference import build, next_token_loss, region_map
+from hp_memory.runs.progress import Progress
 from hp_memory.train.data import Batches, MicroBatch, load_corpus
 from hp_memory.train.process import Groups, require_agreement, run_worker, start
-from hp_memory.train.progress import Progress
 from hp_memory.train.run_files import RunSettings, read_settings
 from hp_memory.train.trainer import Trainer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hp_memory.errors import ConfigError
-from hp_memory.estimate.estimate import Estimate
+from hp_memory.estimate.ranks import Estimate
 from hp_memory.estimate.report import GIB, gib
 from hp_memory.report.table import Table
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from hp_memory.estimate.estimate import Estimate, Stage
-from hp_memory.estimate.liveness import GRADIENTS
+from hp_memory.estimate.account.liveness import GRADIENTS
+from hp_memory.estimate.ranks import Estimate, Stage
 from hp_memory.layout.layers import format_layers
 from hp_memory.pipeline.schedule import Schedule
 from hp_memory.pipeline.simulate import Held, levels

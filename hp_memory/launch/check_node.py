@@ -17,10 +17,11 @@ from pathlib import Path
 from rich.console import Console
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import environment, preflight, processes
+from hp_memory.launch import preflight, processes
 from hp_memory.launch.plan import LaunchPlan
 from hp_memory.launch.preflight import Answer, Check
 from hp_memory.launch.probe import probe
+from hp_memory.runs import variables
 
 FILE = "launch/expected.json"
 
@@ -87,7 +88,7 @@ def main(argv: list[str]) -> int:
     """Prints the table; 2 and one or two lines more where something is bad."""
     rank, master_addr, master_port = argv
     try:
-        expected = read_expectation(Path(os.environ[environment.RUN_DIR]))
+        expected = read_expectation(Path(os.environ[variables.RUN_DIR]))
         plan, checks = check(expected, int(rank), master_addr, int(master_port))
         Console(stderr=True, width=140).print(preflight.table(checks))
         preflight.refuse(checks, plan)

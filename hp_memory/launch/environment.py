@@ -7,11 +7,7 @@ from collections.abc import Mapping
 from hp_memory.errors import ConfigError
 from hp_memory.launch import hccl
 from hp_memory.launch.settings import JOB_VARIABLES, LaunchSettings
-
-RUN_ID = "HP_MEMORY_RUN_ID"
-NODE = "HP_MEMORY_NODE"
-RUN_DIR = "HP_MEMORY_RUN_DIR"
-RESUME = "HP_MEMORY_RESUME"
+from hp_memory.runs.variables import NODE, RUN_DIR, RUN_ID
 
 
 def inherited_job(env: Mapping[str, str]) -> dict[str, str]:

@@ -12,12 +12,13 @@ from pathlib import Path
 from rich.console import Console
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import check_node, environment, peaks, preflight, render, restart, supervise, view
+from hp_memory.launch import check_node, peaks, preflight, render, restart, supervise, view
 from hp_memory.launch.plan import LaunchPlan, plan_launch, world_size
 from hp_memory.launch.preflight import Check
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.launch.supervise import Outcome
 from hp_memory.report import table
+from hp_memory.runs import variables
 
 TaskFor = Callable[[int], tuple[str, ...]]
 
@@ -124,7 +125,7 @@ def _plan_again(plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str]) -> 
     """The same job from its last complete checkpoint, on the nodes the hostfile lists now."""
     settings = plan.settings
     found = restart.last_complete(plan.run_dir)
-    extra = settings.env | ({environment.RESUME: str(found)} if found else {})
+    extra = settings.env | ({variables.RESUME: str(found)} if found else {})
     task = tuple(settings.task) or task_for(world_size(settings))
     again = plan_launch(replace(settings, env=extra), task, Path(plan.run_dir), env)
     return replace(again, settings=settings)

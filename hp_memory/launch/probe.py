@@ -14,7 +14,8 @@ import psutil
 
 import hp_memory
 from hp_memory.launch import ascend, environment, hosts, processes
-from hp_memory.report.environment import version
+from hp_memory.runs import variables
+from hp_memory.runs.environment import version
 
 GIB = 2**30
 PACKAGES = ("mindspore", "mindformers", "hyper-parallel")
@@ -64,8 +65,8 @@ def leftovers() -> list[dict]:
     found = []
     for pid in processes.all_pids():
         env = processes.environment_of(pid)
-        if (env.get("MS_ROLE") or environment.RUN_ID in env) and processes.is_alive(pid):
-            run = {"run_id": env.get(environment.RUN_ID, ""), "node": env.get(environment.NODE, "")}
+        if (env.get("MS_ROLE") or variables.RUN_ID in env) and processes.is_alive(pid):
+            run = {"run_id": env.get(variables.RUN_ID, ""), "node": env.get(variables.NODE, "")}
             found.append({"pid": pid, "role": env.get("MS_ROLE", "")} | run)
     return found
 

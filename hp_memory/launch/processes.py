@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from hp_memory.launch.environment import NODE, RUN_ID
+from hp_memory.runs.variables import NODE, RUN_ID
 
 PROC = Path("/proc")
 _STATE, _PARENT, _EXIT_CODE = 0, 1, 49  # Fields of /proc/<pid>/stat after the command's closing bracket.

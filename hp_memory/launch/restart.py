@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from hp_memory.launch.supervise import Outcome
-from hp_memory.mindformers import checkpoints
-from hp_memory.train.checkpoint import newest
+from hp_memory.runs import mindformers_checkpoints as checkpoints
+from hp_memory.runs.checkpoint import newest
 
 # Another attempt would end the same way.
 FINAL = ("config", "missing package", "disk full", "interrupted")

@@ -12,8 +12,8 @@ import sys
 import mindspore as ms
 
 from hp_memory.errors import HPMemoryError
-from hp_memory.launch.environment import RESUME
 from hp_memory.mindformers import environment
+from hp_memory.runs.variables import RESUME
 
 
 def main(arguments: list[str]) -> int:

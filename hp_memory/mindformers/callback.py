@@ -24,8 +24,8 @@ from hp_memory.install import Receipt, install, receipt_of
 from hp_memory.layout import ActivationPlan
 from hp_memory.mindformers import agreement, conflicts, hyper_offload, plan_request, trainer_hook, verify
 from hp_memory.mindformers import backend as backends
-from hp_memory.models.mindformers_map import blocks_of, gpt_model
-from hp_memory.models.mindformers_settings import fingerprint, settings_of
+from hp_memory.mindformers.families import fingerprint, settings_of
+from hp_memory.mindformers.region_map import blocks_of, gpt_model
 from hp_memory.models.settings import ParallelSettings
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from mindspore import Tensor, mint
 from mindspore.common._grad_function import _Function
 
-from hp_memory.cpu import kernels
+from hp_memory.kernels.cpu import kernels
 
 LAYOUTS = ("BNSD", "BSH", "SBH")
 # A masked score; far below every real one, and finite so that a fully masked row stays a number.

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hp_memory.errors import ConfigError
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan, from_dict
-from hp_memory.paths import config_dir
+from hp_memory.runs.paths import config_dir
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -67,7 +67,7 @@ def _named(name: str, mark: ModelFingerprint, path: str) -> ActivationPlan:
         return build_plan(layout_settings(OmegaConf.load(config_dir() / "layout" / f"{name}.yaml"), path), mark, path)
     if name not in recipes:
         raise ConfigError(path, name, "neither a recipe nor a layout has this name", [*recipes, *layouts])
-    from hp_memory import hydra_app
+    from hp_memory.config import app as hydra_app
 
     return build_plan(hydra_app.to_object(hydra_app.compose("train", [f"recipe={name}"])).layout, mark, path)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hp_memory.errors import ConfigError
-from hp_memory.models.mindformers_settings import family
+from hp_memory.mindformers.families import family
 
 if TYPE_CHECKING:
-    from hp_memory.config import HPConfig
+    from hp_memory.config.schema import HPConfig
 
 
 def refuse_untrainable(cfg: HPConfig) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from hp_memory.errors import ConfigError
 from hp_memory.layout import ActivationPlan, LayoutSettings
 from hp_memory.mindformers import conflicts, native_settings
-from hp_memory.models.mindformers_settings import model_section
+from hp_memory.mindformers.families import model_section
 
 if TYPE_CHECKING:
-    from hp_memory.config import HPConfig
+    from hp_memory.config.schema import HPConfig
 
 CALLBACK = "HPMemoryCallback"
 SCHEDULES = ("1f1b", "interleaved_1f1b", "gpipe")

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hp_memory.layout import ActivationPlan
-from hp_memory.mindformers import checkpoints, conflicts, environment
+from hp_memory.mindformers import conflicts, environment
 from hp_memory.mindformers.refusals import refuse_untrainable
 from hp_memory.mindformers.train_config import train_config
+from hp_memory.runs import mindformers_checkpoints as checkpoints
+from hp_memory.runs.progress import Progress
 from hp_memory.train.data import Batches, Corpus, load_corpus
-from hp_memory.train.progress import Progress
 
 if TYPE_CHECKING:
-    from hp_memory.config import HPConfig
+    from hp_memory.config.schema import HPConfig
 
 REPORT = "mindformers_report.json"
 
@@ -41,7 +42,7 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
 
     Args:
         cfg: the experiment.
-        plan: made for this model (see ``hp_memory.models.mindformers_settings.fingerprint``).
+        plan: made for this model (see ``hp_memory.mindformers.families.fingerprint``).
         run_dir: receives MindFormers' logs, checkpoints, the progress and the callback's report.
 
     Returns:

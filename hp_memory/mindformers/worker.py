@@ -13,7 +13,7 @@ from pathlib import Path
 import mindspore as ms
 from omegaconf import OmegaConf
 
-from hp_memory.config import HPConfig
+from hp_memory.config.schema import HPConfig
 from hp_memory.layout import from_dict
 from hp_memory.mindformers import environment, trainer
 from hp_memory.train.process import run_worker, use_one_thread

@@ -10,7 +10,7 @@ from typing import Any
 from hp_memory.report.figures import figure_file, new_figure
 from hp_memory.report.page import Picture, Text, write_page
 from hp_memory.report.table import Table
-from hp_memory.train.progress import read_progress
+from hp_memory.runs.progress import read_progress
 
 
 def write_report(run_dir: Path, result: dict[str, Any]) -> Table:

@@ -17,8 +17,8 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.communication import GlobalComm, create_group, get_group_size, get_rank, init
 
-from hp_memory.models import devices
-from hp_memory.models.groups import ALONE, Group, blocks, strides
+from hp_memory.kernels import devices
+from hp_memory.kernels.groups import ALONE, Group, blocks, strides
 from hp_memory.models.settings import ParallelSettings
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint
 
-from hp_memory.models import devices
-from hp_memory.models.groups import Group
+from hp_memory.kernels import devices
+from hp_memory.kernels.groups import Group
 from hp_memory.models.reference import Model, next_token_loss
 from hp_memory.models.reference.init import is_expert
 from hp_memory.train.data import MicroBatch

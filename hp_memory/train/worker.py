@@ -13,16 +13,16 @@ import time
 from pathlib import Path
 
 from hp_memory.install import install
-from hp_memory.launch.environment import RESUME
-from hp_memory.launch.peaks import device_memory, device_peaks, write_rank_report
 from hp_memory.layout import from_dict
 from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.reference import Model, build, region_map
-from hp_memory.train import checkpoint
-from hp_memory.train.checkpoint import CheckpointInfo
+from hp_memory.runs import checkpoint
+from hp_memory.runs.checkpoint import CheckpointInfo
+from hp_memory.runs.progress import Progress
+from hp_memory.runs.rank_report import device_memory, device_peaks, write_rank_report
+from hp_memory.runs.variables import RESUME
 from hp_memory.train.data import Batches, Corpus, check_vocabulary, load_corpus
 from hp_memory.train.process import Groups, require_agreement, run_worker, start
-from hp_memory.train.progress import Progress
 from hp_memory.train.run_files import RunSettings, read_settings
 from hp_memory.train.trainer import Trainer
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hp_memory import config, hydra_app
 from hp_memory.commands import export
+from hp_memory.config import app as hydra_app
+from hp_memory.config import schema as config
 
 FILES = {
     "full": ("qwen3_30b_a3b", ()),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hp_memory.models import mindformers_experts, mindformers_map
+from hp_memory.mindformers import experts_map as mindformers_experts
+from hp_memory.mindformers import region_map as mindformers_map
 
 SOURCES = {
     "layer": ("transformers/transformer_layer.py", "TransformerLayer"),

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hp_memory import hydra_app
-from hp_memory.config import validate
-from hp_memory.experiment import plan_for
-from hp_memory.paths import config_dir
+from hp_memory.config import app as hydra_app
+from hp_memory.config.schema import validate
+from hp_memory.experiment.desk import plan_for
+from hp_memory.runs.paths import config_dir
 
 RECIPES = config_dir() / "recipe"
 NAMES = sorted(str(path.relative_to(RECIPES).with_suffix("")) for path in Path(RECIPES).rglob("*.yaml"))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hp_memory import hydra_app
 from hp_memory.cli import ACTIONS, COMMANDS
+from hp_memory.config import app as hydra_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hp_memory.train.progress import read_progress
+from hp_memory.runs.progress import read_progress
 
 COMMAND = str(Path(sys.executable).parent / "hp-memory")
 SMALL = ["model.num_layers=2", "model.seq_length=32", "train.micro_batch_size=2", "train.decay_steps=8",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from mindspore import Tensor, mint, nn
 
-from hp_memory.models import devices
+from hp_memory.kernels import devices
 from hp_memory.models.reference.layers import matrix
 from hp_memory.models.settings import ModelSettings
 

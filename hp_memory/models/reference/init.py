@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from hp_memory.models.groups import Group
+from hp_memory.kernels.groups import Group
 from hp_memory.models.settings import ModelSettings
 
 EXPERT_WEIGHTS = ("moe.up_weight", "moe.down_weight")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from hp_memory.models import devices
+from hp_memory.kernels import devices
 
 
 def matrix(name: str, *shape: int) -> Parameter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindspore import Tensor, mint, nn
 
-from hp_memory.models import devices
+from hp_memory.kernels import devices
 from hp_memory.models.reference.layers import matrix
 
 

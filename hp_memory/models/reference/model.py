@@ -6,9 +6,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
-from hp_memory.models import devices
+from hp_memory.kernels import devices
+from hp_memory.kernels.groups import ALONE, Group
 from hp_memory.models.fingerprint import fingerprint
-from hp_memory.models.groups import ALONE, Group
 from hp_memory.models.reference.attention import Attention
 from hp_memory.models.reference.init import initialise
 from hp_memory.models.reference.layers import RmsNorm, matrix

@@ -8,8 +8,8 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import dtype as mstype
 
-from hp_memory.models import devices
-from hp_memory.models.groups import Group
+from hp_memory.kernels import devices
+from hp_memory.kernels.groups import Group
 from hp_memory.models.reference.layers import matrix
 from hp_memory.models.reference.mlp import Mlp
 from hp_memory.models.reference.router import Router

@@ -7,7 +7,7 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore import dtype as mstype
 from mindspore.common._grad_function import _Function
 
-from hp_memory.models import devices
+from hp_memory.kernels import devices
 from hp_memory.models.reference.layers import matrix
 from hp_memory.models.settings import ModelSettings
 

@@ -11,9 +11,9 @@ from mindspore import Tensor, mint, nn, ops
 
 from hp_memory.activation import checkpoint_wrapper
 from hp_memory.install import Receipt, Wrappers, install
+from hp_memory.kernels.groups import ALONE, Group
 from hp_memory.layout import ActivationPlan, LayoutSettings, build_plan
 from hp_memory.models.fingerprint import fingerprint
-from hp_memory.models.groups import ALONE, Group
 from hp_memory.models.reference import build, next_token_loss, region_map
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 from hp_memory.pipeline.regression.cases import Case

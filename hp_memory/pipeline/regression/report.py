@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hp_memory.pipeline.regression.cases import Case
 from hp_memory.pipeline.regression.job import REPORT, Result
-from hp_memory.report.environment import environment
 from hp_memory.report.table import Table
+from hp_memory.runs.environment import environment
 
 
 def summary(cases: Sequence[Case], results: Mapping[str, Result]) -> Table:

@@ -16,8 +16,8 @@ from hp_memory.pipeline.regression.cases import expand
 from hp_memory.pipeline.regression.execute import Executor
 from hp_memory.pipeline.regression.job import Job, Result, read_job, write_results
 from hp_memory.pipeline.regression.model import Bench
+from hp_memory.runs.progress import Progress
 from hp_memory.train.process import Groups, run_worker, start
-from hp_memory.train.progress import Progress
 
 log = logging.getLogger(__name__)
 

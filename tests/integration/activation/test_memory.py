@@ -86,8 +86,8 @@ def test_of_a_chain_one_output_is_retained(length, step):
 
 def test_the_stand_in_of_the_grouped_matmul_saves_what_the_ascend_primitive_saves():
     """Shapes and dtypes that both pack, the primitive on the meta device, where it has no kernel but a gradient."""
-    from hp_memory.cpu.kernels import grouped_matmul
-    from hp_memory.models.ascend import grouped_matmul as primitive
+    from hp_memory.kernels.ascend.kernels import grouped_matmul as primitive
+    from hp_memory.kernels.cpu.kernels import grouped_matmul
 
     def saved(call, *tensors):
         found = []

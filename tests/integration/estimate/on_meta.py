@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from hp_memory.config.app import compose, to_object
 from hp_memory.errors import ConfigError
-from hp_memory.hydra_app import compose, to_object
 from hp_memory.layout import build_plan
 
 GIB = 2**30
@@ -29,9 +29,9 @@ def layout(name: str) -> Any:
 
 
 def full_size() -> dict[str, Any]:
-    from hp_memory.estimate.estimate import estimate
-    from hp_memory.estimate.model import check, trace
-    from hp_memory.estimate.request import pipeline_of, workload
+    from hp_memory.estimate.engines.choice import check, trace
+    from hp_memory.estimate.ranks import estimate
+    from hp_memory.experiment.workload import pipeline_of, workload
 
     cfg = config("dryrun", "recipe=deepseek_v3_671b")
     work = workload(cfg, cfg.estimate)
@@ -59,9 +59,9 @@ def full_size() -> dict[str, Any]:
 
 def local_shapes() -> dict[str, Any]:
     """Bytes that one MoE layer holds without a plan, under other sizes of one rank."""
-    from hp_memory.estimate.held import held_by
-    from hp_memory.estimate.model import trace
-    from hp_memory.estimate.request import workload
+    from hp_memory.estimate.account.held import held_by
+    from hp_memory.estimate.engines.choice import trace
+    from hp_memory.experiment.workload import workload
 
     cfg = config("dryrun", "recipe=deepseek_v3_671b")
     base = workload(cfg, cfg.estimate)
@@ -93,8 +93,8 @@ def local_shapes() -> dict[str, Any]:
 
 def backward_over_forward() -> dict[str, float]:
     """FLOPs of backward over those of forward, with and without expert parallelism: 2 if every gradient is computed."""
-    from hp_memory.estimate.model import trace
-    from hp_memory.estimate.request import workload
+    from hp_memory.estimate.engines.choice import trace
+    from hp_memory.experiment.workload import workload
 
     found = {}
     for recipe in ("deepseek_v3_671b", "tiny_deepseek_v3"):
@@ -134,8 +134,8 @@ def commands(folder: Path) -> dict[str, Any]:
 
 def refusals(folder: Path) -> dict[str, str]:
     """What isn't modelled, and the words it is refused with."""
-    from hp_memory.estimate import yaml_input
-    from hp_memory.estimate.request import workload
+    from hp_memory.experiment.workload import workload
+    from hp_memory.mindformers import yaml_input
 
     found = {}
     cases = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hp_memory import config, hydra_app
 from hp_memory.commands import export
+from hp_memory.config import app as hydra_app
+from hp_memory.config import schema as config
 from hp_memory.errors import ConfigError
 
 RECIPES = (

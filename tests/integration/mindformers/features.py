@@ -71,9 +71,12 @@ def restarts() -> dict:
     """``engine=mindformers`` undisturbed, and going on from what a job leaves that dies while it saves step 4."""
     from mindformers.pynative.transformers.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
-    from hp_memory import experiment, hydra_app
-    from hp_memory.launch import environment, restart
-    from hp_memory.mindformers import checkpoints, trainer
+    from hp_memory.config import app as hydra_app
+    from hp_memory.experiment import desk as experiment
+    from hp_memory.launch import restart
+    from hp_memory.mindformers import trainer
+    from hp_memory.runs import mindformers_checkpoints as checkpoints
+    from hp_memory.runs import variables
 
     (ROOT / "text").write_text("In the beginning God created the heaven and the earth. " * 200)
     words = ["recipe=tiny_qwen3_moe", "train.steps=4", "train.save_every=2", f"data.text={ROOT / 'text'}"]
@@ -85,9 +88,9 @@ def restarts() -> dict:
     shutil.copytree(ROOT / "straight" / checkpoints.FOLDER, saved)
     (saved / checkpoints.TRACKER).write_text("2")
     (saved / "iteration_00000004" / "common.json").unlink()
-    os.environ[environment.RESUME] = str(restart.last_complete(ROOT / "broken"))
+    os.environ[variables.RESUME] = str(restart.last_complete(ROOT / "broken"))
     broken = trainer.run(cfg, plan, ROOT / "broken")
-    del os.environ[environment.RESUME]
+    del os.environ[variables.RESUME]
     return {"straight": straight["losses"], "broken": broken["losses"], "steps": broken["steps"]}
 
 

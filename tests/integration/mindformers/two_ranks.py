@@ -16,10 +16,10 @@ from mindspore import Tensor, mint
 from mindspore.graph.api import _no_grad
 
 from hp_memory.activation import observe
-from hp_memory.cpu import collectives
 from hp_memory.errors import HPMemoryError
 from hp_memory.install import install
-from hp_memory.models.groups import Group
+from hp_memory.kernels.cpu import collectives
+from hp_memory.kernels.groups import Group
 from hp_memory.models.settings import ParallelSettings
 from hp_memory.train.process import start
 
@@ -84,8 +84,8 @@ def step(model: object, rank: int) -> dict:
 def layouts(group: Group) -> dict:
     """Every named layout against the same job without a plan, and what ran."""
     from hp_memory.mindformers import backend, plan_request, verify
-    from hp_memory.models.mindformers_map import blocks_of
-    from hp_memory.models.mindformers_settings import fingerprint, settings_of
+    from hp_memory.mindformers.families import fingerprint, settings_of
+    from hp_memory.mindformers.region_map import blocks_of
 
     plain = step(build(group), group.index)
     alone = step(build(group, spread=False), group.index)
@@ -109,7 +109,7 @@ def refusals(group: Group) -> dict:
     from mindformers.pynative.trainer import trainer as trainer_module
 
     from hp_memory.mindformers import agreement, environment
-    from hp_memory.models.mindformers_map import blocks_of
+    from hp_memory.mindformers.region_map import blocks_of
 
     cfg = driver.config(MODEL)
     found = {

@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 from hp_memory.layout import LayoutSettings, build_plan
 from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.settings import ModelSettings, ParallelSettings
-from hp_memory.train.checkpoint import load_rank
-from hp_memory.train.progress import read_progress
+from hp_memory.runs.checkpoint import load_rank
+from hp_memory.runs.progress import read_progress
 from hp_memory.train.settings import DataSettings, TrainSettings
 from hp_memory.train.text import TEXT, read_text
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from hp_memory.cpu import collectives
+from hp_memory.kernels.cpu import collectives
 from hp_memory.models.reference import build, next_token_loss
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 from hp_memory.train.data import MicroBatch

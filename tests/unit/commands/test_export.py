@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from hp_memory.commands import export
+from hp_memory.config.app import compose, to_object
 from hp_memory.errors import ConfigError
-from hp_memory.experiment import plan_for
-from hp_memory.hydra_app import compose, to_object
+from hp_memory.experiment.desk import plan_for
+from hp_memory.mindformers.families import fingerprint
 from hp_memory.mindformers.plan_request import resolve
-from hp_memory.models.mindformers_settings import fingerprint
 
 STAGES = "pipeline.layouts=[{stages:'1',save:[gmm]}]"
 

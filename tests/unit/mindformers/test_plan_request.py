@@ -8,8 +8,8 @@ import pytest
 
 from hp_memory.errors import ConfigError
 from hp_memory.layout import LayoutSettings, build_plan
+from hp_memory.mindformers.families import fingerprint
 from hp_memory.mindformers.plan_request import resolve
-from hp_memory.models.mindformers_settings import fingerprint
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 
 SIZES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hp_memory import hydra_app
+from hp_memory.config import app as hydra_app
 from hp_memory.errors import ConfigError
 from hp_memory.mindformers import refusals
 from hp_memory.mindformers.train_config import train_config

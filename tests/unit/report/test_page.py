@@ -6,9 +6,9 @@ import io
 
 import rich.console
 
-from hp_memory.report.environment import environment
 from hp_memory.report.page import Picture, Text, write_page
 from hp_memory.report.table import Table
+from hp_memory.runs.environment import environment
 
 TABLE = Table("Layouts", ["layout", "held"], [["none", "2.00 MiB"], ["full <x>", "0.10 MiB"]], "MEASURED")
 

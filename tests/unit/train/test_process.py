@@ -35,7 +35,7 @@ def test_another_number_of_ranks_than_the_config_needs_is_an_error(mindspore, mo
 
 
 def test_one_rank_agrees_with_itself(mindspore):
-    from hp_memory.models.groups import ALONE
+    from hp_memory.kernels.groups import ALONE
     from hp_memory.train.process import require_agreement
 
     require_agreement("0123456789abcdef", "plan", ALONE)

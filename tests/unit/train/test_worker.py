@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hp_memory.errors import ConfigError
-from hp_memory.train.progress import read_progress
+from hp_memory.runs.progress import read_progress
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_resuming_continues_the_losses_exactly_also_under_another_layout(train, 
         (resumed / "config.yaml").write_text(config.replace("resume_from: null", f"resume_from: {first}"))
         train(resumed)
         assert losses(resumed) == {step: loss for step, loss in losses(whole).items() if step > 3}
-        from hp_memory.train.checkpoint import load_rank
+        from hp_memory.runs.checkpoint import load_rank
 
         final = [load_rank(run / "checkpoints/step_00000006", 0) for run in (whole, resumed)]
         assert all(np.array_equal(final[0][name], final[1][name]) for name in final[0])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hp_memory.commands import pipeline as command
+from hp_memory.config.app import compose, to_object
 from hp_memory.errors import ConfigError
-from hp_memory.hydra_app import compose, to_object
 
 
 def config(*overrides):

@@ -1,0 +1,1 @@
+"""The models that can be traced: MindFormers' and the reference model."""

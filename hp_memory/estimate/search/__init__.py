@@ -1,0 +1,1 @@
+"""Which plan fits a budget at the least cost."""

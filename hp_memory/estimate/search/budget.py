@@ -1,0 +1,252 @@
+"""From a budget to a plan: the search on every rank of a model, the trade-off curve, and what to blame."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hp_memory.config.estimate import EstimateSettings, SearchSettings
+from hp_memory.estimate.account import terms
+from hp_memory.estimate.account.stage import unit_of
+from hp_memory.estimate.account.terms import Term
+from hp_memory.estimate.engines.choice import trace
+from hp_memory.estimate.ranks import Estimate, chunks_of, estimate, hidden_bytes, schedule_of, traces_of_rank
+from hp_memory.estimate.search.options import Option, options, replay_costs
+from hp_memory.estimate.search.programme import Choice, Situation, Slot, least, situations, solve
+from hp_memory.estimate.tracing.record import LayerTrace
+from hp_memory.estimate.workload import Workload
+from hp_memory.layout import LayerOverride, LayoutSettings, build_plan
+from hp_memory.layout.layers import format_layers
+from hp_memory.pipeline.settings import PipelineSettings
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class RankProblem:
+    """One rank's choice: its layers, its moments, and what it holds beside activations."""
+
+    rank: int
+    slots: tuple[Slot, ...]
+    where: tuple[Situation, ...]
+    static: tuple[Term, ...]
+    optimizer_step: int
+
+    @property
+    def static_bytes(self) -> int:
+        """Sum of the static terms."""
+        return sum(term.nbytes for term in self.static)
+
+    def room(self, budget: int, fragmentation: float) -> int:
+        """Bytes that activations may take, so that the rank stays within ``budget``; negative if nothing is left."""
+        left = budget - self.static_bytes
+        if left < self.optimizer_step:
+            return -1
+        room = int(left / (1 + fragmentation))
+        # What is lost is a whole number of bytes: the next one may fit too.
+        return room + (room + 1 + int(fragmentation * (room + 1)) <= left)
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Why nothing fits: the rank, what it needs at least, and its largest terms, largest first."""
+
+    rank: int
+    least: int
+    largest: tuple[tuple[str, int], ...]
+
+    def in_words(self) -> str:
+        """One line."""
+        parts = ", ".join(f"{name} {nbytes / GIB:.2f} GiB" for name, nbytes in self.largest[:4])
+        return f"pipeline rank {self.rank} needs at least {self.least / GIB:.2f} GiB: {parts}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cheapest plan: a choice per rank, and its cost per step and rank."""
+
+    choices: tuple[Choice, ...]
+    layout: LayoutSettings
+
+    @property
+    def cost(self) -> float:
+        """Of one micro-batch's replay on all ranks together."""
+        return sum(choice.cost for choice in self.choices)
+
+    @property
+    def slowest(self) -> float:
+        """Of one micro-batch's replay on the rank that replays most: what a pipeline waits for."""
+        return max(choice.cost for choice in self.choices)
+
+
+class Planner:
+    """Everything about one model that doesn't depend on the budget."""
+
+    def __init__(
+        self, work: Workload, pipeline: PipelineSettings, settings: EstimateSettings, search: SearchSettings
+    ) -> None:
+        self.work, self.pipeline, self.settings, self.search = work, pipeline, settings, search
+        self.model = trace(work)
+
+    @cached_property
+    def options(self) -> Mapping[str, Sequence[Option]]:
+        """What may be chosen for each kind of layer; kinds that do the same share their options."""
+        found: dict[str, Sequence[Option]] = {}
+        for kind, traced in self.model.layers.items():
+            same = next((k for k in found if _alike(self.model.layers[k], traced)), None)
+            costs = replay_costs(traced, self.search, self.settings.device)
+            found[kind] = found[same] if same else options(traced, costs)
+        return found
+
+    @cached_property
+    def ranks(self) -> tuple[RankProblem, ...]:
+        """One problem per rank of the pipeline."""
+        schedule, chunks = schedule_of(self.pipeline), chunks_of(self.pipeline, self.model)
+        return tuple(self._problem(schedule, chunks, rank) for rank in range(schedule.ranks))
+
+    def _problem(self, schedule, chunks, rank: int) -> RankProblem:
+        own, last = schedule.chunks_of(rank), len(chunks) - 1
+        slots = [self._slot(c, layer) for c in own for layer in chunks[c]]
+        if last in own and self.model.head is not None:
+            head = Option((), unit_of(self.model.head, "head and loss", None, None), 0.0, 0)
+            slots.append(Slot(last, None, (head,)))
+        # A chunk's units run in order: the end of the model is the last of the last chunk.
+        slots.sort(key=lambda slot: own.index(slot.chunk))
+        layers = [layer for c in own for layer in chunks[c]]
+        traces = traces_of_rank(self.model, layers, 0 in own, last in own)
+        static = terms.static_terms(traces, self.settings, self.work.parallel, hidden_bytes(self.work))
+        step = terms.optimizer_step(traces, self.work.parallel)
+        return RankProblem(rank, tuple(slots), tuple(situations(schedule, rank)), static, step)
+
+    def _slot(self, chunk: int, layer: int) -> Slot:
+        kind = self.model.kinds[layer]
+        group = f"{chunk} {kind}" if self.search.per == "stage" else None
+        return Slot(chunk, layer, self.options[kind], group)
+
+    def solve(self, budget: int, gap: float = 0.0) -> Plan | None:
+        """The cheapest plan within ``budget`` bytes on every rank, or None."""
+        choices = []
+        for problem in self.ranks:
+            room = problem.room(budget, self.settings.fragmentation)
+            choice = solve(problem.slots, problem.where, room, gap) if room >= 0 else None
+            if choice is None:
+                return None
+            choices.append(choice)
+        return Plan(tuple(choices), self._layout(choices))
+
+    def solve_each(self, budgets: Sequence[int]) -> Plan | None:
+        """The cheapest plan within a budget of its own for each rank."""
+        choices = []
+        for problem, budget in zip(self.ranks, budgets, strict=True):
+            choice = solve(problem.slots, problem.where, problem.room(budget, self.settings.fragmentation))
+            if choice is None:
+                return None
+            choices.append(choice)
+        return Plan(tuple(choices), self._layout(choices))
+
+    def _layout(self, choices: Sequence[Choice]) -> LayoutSettings:
+        """The choices as a layout: the commonest as the base, runs of layers that differ as overrides."""
+        chosen = {
+            slot.layer: option.replayed
+            for problem, choice in zip(self.ranks, choices, strict=True)
+            for slot, option in zip(problem.slots, choice.options, strict=True)
+            if slot.layer is not None
+        }
+        runs: list[tuple[list[int], LayerOverride]] = []
+        for layer in sorted(chosen):
+            override = self._override(layer, chosen[layer])
+            if runs and runs[-1][1] == override and runs[-1][0][-1] == layer - 1:
+                runs[-1][0].append(layer)
+            else:
+                runs.append(([layer], override))
+        layers = [replace(o, layers=format_layers(ids)) for ids, o in runs if o.default == "save" or o.save]
+        return LayoutSettings(name="search", default="recompute", layers=layers)
+
+    def _override(self, layer: int, replayed: tuple[str, ...]) -> LayerOverride:
+        if not replayed:
+            return LayerOverride("", default="save")
+        free = [r for r in self.model.layers[self.model.kinds[layer]].regions if r not in ("router", "dispatch.counts")]
+        return LayerOverride("", save=[r for r in free if r not in replayed])
+
+    def blame(self) -> Blame:
+        """What needs most on the rank that can be made to need least only with the most memory."""
+        found = []
+        for problem in self.ranks:
+            activations = int(least(problem.slots, problem.where) * (1 + self.settings.fragmentation))
+            parts = Counter({term.name: term.nbytes for term in problem.static})
+            parts["activations, all replayed"] = activations
+            need = problem.static_bytes + max(activations, problem.optimizer_step)
+            found.append(Blame(problem.rank, need, tuple(parts.most_common())))
+        return max(found, key=lambda blame: blame.least)
+
+    def curve(self, low: int, points: int) -> list[tuple[int, float]]:
+        """Budgets from ``low`` to where nothing need be replayed, and the cost of a good plan at each.
+
+        Chosen from fewer options (``cheapest_for_held``) and to 1 %, which is an upper bound on the least cost.
+        """
+        high = self.estimate(LayoutSettings(name="none", default="save")).worst.peak
+        step = max(1, (high - low) // (points - 1))
+        budgets = [low + i * step for i in range(points - 1)] + [max(high, low)]
+        fewer = {id(o): cheapest_for_held(o) for problem in self.ranks for o in (s.options for s in problem.slots)}
+        found = []
+        for budget in budgets:
+            choices = []
+            for problem in self.ranks:
+                slots = [replace(slot, options=fewer[id(slot.options)]) for slot in problem.slots]
+                choices.append(solve(slots, problem.where, problem.room(budget, self.settings.fragmentation), 0.01))
+            if None not in choices:
+                found.append((budget, sum(choice.cost for choice in choices)))
+        return found
+
+    def estimate(self, layout: LayoutSettings) -> Estimate:
+        """The timeline of a layout: what shows that a plan fits."""
+        plan = build_plan(layout, self.work.fingerprint())
+        return estimate(self.work, plan, self.pipeline, self.settings)
+
+    def cost_of(self, layout: LayoutSettings) -> float:
+        """What one micro-batch's replay costs under any layout, in the unit of the search."""
+        plan, total = build_plan(layout, self.work.fingerprint()), 0.0
+        for layer in plan.layers:
+            traced = self.model.layers[layer.kind]
+            replayed = layer.layout.replays(traced.regions)
+            costs = replay_costs(traced, self.search, self.settings.device)
+            total += sum(costs[r] for r in (*replayed, "")) if replayed else 0.0
+        return total
+
+
+def cheapest_for_held(ways: Sequence[Option]) -> list[Option]:
+    """The options that no other one matches or beats in held bytes and cost alone, cheapest first."""
+    kept: list[Option] = []
+    for option in sorted(ways, key=lambda o: (o.cost, o.unit.held)):
+        if not kept or option.unit.held < kept[-1].unit.held:
+            kept.append(option)
+    return kept
+
+
+def _alike(a: LayerTrace, b: LayerTrace) -> bool:
+    """Whether two kinds run the same operations on the same shapes (an MTP block is a MoE block)."""
+    return a.regions == b.regions and [(o.name, o.region, o.flops) for o in a.ops] == [
+        (o.name, o.region, o.flops) for o in b.ops
+    ]
+
+
+def override_of(layout: LayoutSettings) -> str:
+    """The layout as one override of the command line, for ``train``, ``dryrun`` and ``export``."""
+    entries = []
+    for entry in layout.layers:
+        what = "default: save" if entry.default == "save" else f"save: [{', '.join(entry.save or ())}]"
+        entries.append(f'{{layers: "{entry.layers}", {what}}}')
+    return f"layout=full 'layout.name={layout.name}' 'layout.layers=[{', '.join(entries)}]'"
+
+
+def yaml_of(layout: LayoutSettings) -> str:
+    """The layout as an option of the ``layout`` config group."""
+    lines = [f"name: {layout.name}", f"default: {layout.default}"]
+    if layout.layers:
+        lines.append("layers:")
+    for entry in layout.layers:
+        what = "default: save" if entry.default == "save" else f"save: [{', '.join(entry.save or ())}]"
+        lines.append(f'  - {{layers: "{entry.layers}", {what}}}')
+    return "\n".join(lines) + "\n"

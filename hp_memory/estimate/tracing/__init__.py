@@ -1,0 +1,1 @@
+"""A layer on the meta device, written down as plain data."""

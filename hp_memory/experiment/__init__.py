@@ -1,0 +1,1 @@
+"""The desk where a config becomes an experiment: checked once, handed to every command."""

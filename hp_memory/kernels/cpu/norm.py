@@ -1,0 +1,32 @@
+"""RMSNorm."""
+
+from __future__ import annotations
+
+from mindspore import Tensor, mint, ops
+from mindspore.common._grad_function import _Function
+
+from hp_memory.kernels.cpu.shapes import spread_column, spread_row
+
+
+class _RmsNorm(_Function):
+    """Saves what Ascend's RmsNormGrad reads: x, the reciprocal deviation per row, and the weight."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        rstd = ops.rsqrt(mint.mean(x * x, -1, True) + eps)
+        ctx.save_for_backward(x, rstd, weight)
+        return x * spread_column(rstd, x.shape[1]) * spread_row(weight, x.shape[0])
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, rstd, weight = ctx.saved_tensors
+        rstd = spread_column(rstd, x.shape[1])
+        unit = x * rstd
+        scaled = grad * spread_row(weight, x.shape[0])
+        along = spread_column(mint.mean(scaled * unit, -1, True), x.shape[1])
+        return (scaled - unit * along) * rstd, mint.sum(grad * unit, 0), None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm of the rows of x (T, H), scaled by weight (H,)."""
+    return _RmsNorm.apply(x, weight, eps)

@@ -1,0 +1,25 @@
+"""Which kernels and collectives a device has."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import mindspore as ms
+
+
+def kernels() -> ModuleType:
+    """The kernels of the device that is set: Ascend's own, or their stand-ins on a CPU."""
+    if ms.get_context("device_target") == "CPU":
+        from hp_memory.kernels.cpu import kernels as module
+    else:
+        from hp_memory.kernels.ascend import kernels as module
+    return module
+
+
+def collectives() -> ModuleType:
+    """The collectives of the device that is set."""
+    if ms.get_context("device_target") == "CPU":
+        from hp_memory.kernels.cpu import collectives as module
+    else:
+        from hp_memory.kernels.ascend import collectives as module
+    return module
