@@ -8,7 +8,7 @@ from mindspore import Tensor
 from mindspore.mint import distributed as dist
 
 from hp_memory.errors import PlanMismatch
-from hp_memory.mindformers import environment
+from hp_memory.runs.ranks import world_size as announced
 
 # A float32 holds integers of this many bits exactly, and every backend sums float32.
 _BITS = 16
@@ -16,7 +16,7 @@ _BITS = 16
 
 def world_size() -> int:
     """Processes of this job; 1 where none was announced."""
-    return dist.get_world_size() if dist.is_initialized() else environment.world_size()
+    return dist.get_world_size() if dist.is_initialized() else announced()
 
 
 def same_plan(plan_hash: str) -> None:

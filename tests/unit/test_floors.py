@@ -57,14 +57,12 @@ def _nodes(tree: ast.AST, types: bool) -> Iterator[ast.AST]:
 
 
 def _named(argument: ast.expr) -> Iterator[str]:
-    """The modules that ``import_module``'s argument can name; of an f-string, all that fit."""
+    """The modules that ``import_module``'s argument can name; of an f-string, all beside the one it names."""
     if isinstance(argument, ast.Constant):
         yield str(argument.value)
-    elif isinstance(argument, ast.JoinedStr):
-        first, last = (
-            part.value if isinstance(part, ast.Constant) else "" for part in (argument.values[0], argument.values[-1])
-        )
-        yield from (m for m in MODULES if first.startswith("hp_memory.") and m.startswith(first) and m.endswith(last))
+    elif isinstance(argument, ast.JoinedStr) and isinstance(argument.values[0], ast.Constant):
+        package = str(argument.values[0].value)
+        yield from (m for m in MODULES if m.startswith(package) and "." not in m.removeprefix(package))
 
 
 def _arrows(types: bool) -> dict[str, set[str]]:
