@@ -1,0 +1,7 @@
+"""The environment variables by which a launcher tells a job's processes whose they are and where they write."""
+
+RUN_ID = "HP_MEMORY_RUN_ID"
+NODE = "HP_MEMORY_NODE"
+RUN_DIR = "HP_MEMORY_RUN_DIR"
+RESUME = "HP_MEMORY_RESUME"
+"""The checkpoint that a restarted job continues from."""
