@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 
+import mindspore as ms
+
 from hp_memory.errors import NeedsHyperParallel
 from hp_memory.mindformers import standin
-
-FIRST_CALL = "ParallelDims.from_config -> hyper_parallel.init_device_mesh"
 
 
 def prepare(world_size: int = 1) -> list[str]:
@@ -24,10 +24,16 @@ def prepare(world_size: int = 1) -> list[str]:
         NeedsHyperParallel: for several processes without the real package.
     """
     refuse_world_size(world_size)
+    on_cpus = world_size > 1 and ms.get_context("device_target") == "CPU"
+    if on_cpus:
+        # First: msrun's scheduler ends here.
+        importlib.import_module("hp_memory.mindformers.cpu_collectives").join()
     lines = [standin.activate()]
     from hp_memory.mindformers import cpu_patch
 
     replaced = cpu_patch.apply()
+    if on_cpus:
+        importlib.import_module("hp_memory.mindformers.cpu_collectives").apply()
     if replaced:
         lines.append(f"CPU: {len(replaced)} Ascend-only kernels have stand-ins, from {replaced[0]} to {replaced[-1]}")
     for module in ("register", "qwen3_moe"):
@@ -36,10 +42,9 @@ def prepare(world_size: int = 1) -> list[str]:
 
 
 def refuse_world_size(world_size: int) -> None:
-    """Raises NeedsHyperParallel for several processes: MindFormers spreads a model with HyperParallel's mesh."""
-    if world_size > 1 and not standin.installed():
-        why = f"the first call that fails without it is {FIRST_CALL}"
-        raise NeedsHyperParallel(f"MindFormers' Trainer on {world_size} processes", why)
+    """Raises NeedsHyperParallel for several processes on accelerators: the stand-in's communicators are CPU ones."""
+    if world_size > 1 and not standin.installed() and ms.get_context("device_target") != "CPU":
+        raise NeedsHyperParallel(f"MindFormers' Trainer on {world_size} processes", "its stand-in runs on CPUs only")
 
 
 def world_size() -> int:

@@ -13,6 +13,7 @@ from hp_memory.layout import ActivationPlan
 from hp_memory.mindformers import conflicts, environment
 from hp_memory.mindformers.refusals import refuse_untrainable
 from hp_memory.mindformers.train_config import train_config
+from hp_memory.models.settings import ParallelSettings
 from hp_memory.runs import mindformers_checkpoints as checkpoints
 from hp_memory.runs.progress import Progress
 from hp_memory.train.data import Batches, Corpus, load_corpus
@@ -118,8 +119,18 @@ def _config(cfg: HPConfig, run_dir: Path) -> dict[str, Any]:
 def _dataset(cfg: HPConfig, corpus: Corpus) -> Any:
     import mindspore.dataset as ds
 
-    batches = Batches(corpus.train, cfg.model.seq_length, cfg.train, rank=0, world_size=1, seed=cfg.data.seed)
+    place = data_rank(cfg.parallel, environment.rank())
+    batches = Batches(corpus.train, cfg.model.seq_length, cfg.train, place, cfg.parallel.data, cfg.data.seed)
     return ds.GeneratorDataset(Steps(batches, cfg.train.steps), ["input_ids", "labels"], shuffle=False)
+
+
+def data_rank(parallel: ParallelSettings, rank: int) -> int:
+    """Whose part of the data a rank has: ranks of one sequence (tensor, context) and all stages have the same.
+
+    The order of dimensions is MindFormers' (``pynative/distributed/parallel_dims.py: build_mesh``).
+    """
+    per_stage = parallel.world_size // parallel.pipeline
+    return rank % per_stage // (parallel.tensor * parallel.context)
 
 
 class _Recorder:

@@ -53,7 +53,7 @@ def start(parallel: ParallelSettings, device: str = "CPU") -> Groups:
         return Groups()
     init("mccl" if device == "CPU" else "hccl")
     if device == "CPU":
-        _know_own_rank()
+        know_own_rank()
     return make_groups(parallel)
 
 
@@ -96,7 +96,7 @@ def _own_group(partition: list[tuple[int, ...]], name: str, world: Group) -> Gro
     return Group(mine, index, full_name)
 
 
-def _know_own_rank() -> None:
+def know_own_rank() -> None:
     """mint.distributed looks up its own rank under the world group's name on Ascend, which a CPU job doesn't have."""
     from mindspore.mint.distributed import distributed
 

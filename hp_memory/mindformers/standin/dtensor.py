@@ -2,86 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.common._grad_function import _Function
 
 from hp_memory.errors import NeedsHyperParallel
-
-
-class Placement:
-    """How a mesh dimension holds a tensor."""
-
-    def is_shard(self, dim: int | None = None) -> bool:
-        return isinstance(self, Shard) and dim in (None, self.dim)
-
-    def is_replicate(self) -> bool:
-        return isinstance(self, Replicate)
-
-    def is_partial(self) -> bool:
-        return isinstance(self, Partial)
-
-
-@dataclass(frozen=True)
-class Shard(Placement):
-    dim: int = 0
-
-
-@dataclass(frozen=True)
-class Replicate(Placement):
-    pass
-
-
-@dataclass(frozen=True)
-class Partial(Placement):
-    reduce_op: str = "sum"
-
-
-class DeviceMesh:
-    """A named grid of ranks; groups and slices of it need the real package."""
-
-    def __init__(
-        self,
-        device_type: str = "cpu",
-        mesh: Any = (0,),
-        *,
-        mesh_dim_names: tuple[str, ...] = (),
-        rank: int = 0,
-    ) -> None:
-        self.device_type = device_type
-        self.mesh = np.asarray(mesh)
-        self.mesh_dim_names = tuple(mesh_dim_names)
-        self.rank = rank
-
-    @property
-    def mesh_shape(self) -> tuple[int, ...]:
-        return tuple(self.mesh.shape)
-
-    @property
-    def ndim(self) -> int:
-        return self.mesh.ndim
-
-    def size(self, dim: int | None = None) -> int:
-        return int(self.mesh.size if dim is None else self.mesh.shape[dim])
-
-    def get_local_rank(self, mesh_dim: str | int | None = None) -> int:
-        return int(np.flatnonzero(self.mesh.reshape(-1) == self.rank)[0])
-
-    def get_group(self, mesh_dim: str | int | None = None) -> str:
-        raise NeedsHyperParallel("DeviceMesh.get_group", "one process has no groups")
-
-
-def init_device_mesh(
-    device_type: str = "cpu", mesh_shape: tuple[int, ...] = (1,), *, mesh_dim_names: tuple[str, ...] = (), **_: Any
-) -> DeviceMesh:
-    """A mesh of one rank; a larger one needs the real package."""
-    if math.prod(mesh_shape) > 1:
-        raise NeedsHyperParallel(f"init_device_mesh({tuple(mesh_shape)})", "there is one process")
-    return DeviceMesh(device_type, np.zeros(mesh_shape, int), mesh_dim_names=mesh_dim_names)
+from hp_memory.mindformers.standin.layouts import Cut, cuts
+from hp_memory.mindformers.standin.mesh import DeviceMesh
+from hp_memory.mindformers.standin.parameters import local_parameter
+from hp_memory.mindformers.standin.placements import Placement
 
 
 class _HasMesh(type):
@@ -127,35 +58,23 @@ class ShardingPlan:
 
 
 def shard_module(module: nn.Cell, device_mesh: DeviceMesh | None = None, sharding_plan: Any = None, **_: Any) -> Any:
-    """Cuts the module's sharded parameters down to this rank's part, in place; enough for ``ExpertParallel``."""
+    """Replaces the parameters that the plan names by this rank's parts, in place."""
     if device_mesh is None or sharding_plan is None:
         return module
-    for name, param in list(module.parameters_and_names()):
-        for placement in sharding_plan.plan.get(name, ()):
-            if placement.is_shard():
-                _replace_by_local_part(module, name, param, placement.dim, device_mesh)
+    for name, parameter in list(module.parameters_and_names()):
+        placements = sharding_plan.plan.get(name)
+        if placements is not None:
+            _replace_by_local_part(module, name, parameter, cuts(device_mesh, placements))
     return module
 
 
-def _replace_by_local_part(module: nn.Cell, name: str, param: Parameter, dim: int, mesh: DeviceMesh) -> None:
+def _replace_by_local_part(module: nn.Cell, name: str, parameter: Parameter, more: tuple[Cut, ...]) -> None:
     # A new Parameter: autograd remembers the shape that the old one had.
     *parents, attr = name.split(".")
     owner = module
     for parent in parents:
         owner = getattr(owner, parent)
-    part = np.split(param.asnumpy(), mesh.size(), axis=dim)[mesh.get_local_rank()]
-    local = Parameter(Tensor(np.ascontiguousarray(part)), name=param.name, requires_grad=param.requires_grad)
-    local.device_mesh = mesh
-    local.to_local = lambda: local
-    setattr(owner, attr, local)
-
-
-def get_global_layout(*args: Any, **kwargs: Any) -> None:
-    """Nothing is sharded, so a checkpoint has no layout to describe."""
-
-
-def get_current_layout(*args: Any, **kwargs: Any) -> None:
-    """Nothing is sharded, so a checkpoint has no layout to describe."""
+    owner._params[attr] = local_parameter(parameter, more)
 
 
 def _infer_slice_area_by_rank(

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from hp_memory.mindformers.standin.names import MODULES, ROOT
 
-_PARTS = ("autograd", "checkpoint", "dtensor", "parallel")
+_PARTS = ("autograd", "checkpoint", "distributed_checkpoint", "dtensor", "fully_shard", "mesh", "parallel", "placements")
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -59,4 +59,4 @@ def activate() -> str:
     if not is_active():
         # Last in the list: whatever else can find the real package finds it first.
         sys.meta_path.append(_FINDER)
-    return "hyper_parallel: not installed, hp_memory's single-process stand-in serves the imports"
+    return "hyper_parallel: not installed, hp_memory's stand-in serves the imports"

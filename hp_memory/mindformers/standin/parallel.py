@@ -1,9 +1,8 @@
-"""Pipelines, fully sharded data parallelism and overlap: importable, and refused when they are used."""
+"""Pipelines, context parallelism and overlap: importable, and refused when they are used."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any
 
 from hp_memory.errors import NeedsHyperParallel
@@ -62,33 +61,6 @@ class ContextParallel:
 
 class AsyncContextParallel(ContextParallel):
     """MindFormers derives its style from it at import."""
-
-
-class HSDPModule:
-    """A type to test against: nothing is one."""
-
-
-@dataclass
-class MixedPrecisionPolicy:
-    param_dtype: Any = None
-    reduce_dtype: Any = None
-    output_dtype: Any = None
-    cast_forward_inputs: bool = True
-    apply_grad_on_fp32_main_grad: bool = False
-
-
-@dataclass
-class OffloadPolicy:
-    pass
-
-
-@dataclass
-class CPUOffloadPolicy(OffloadPolicy):
-    pin_memory: bool = True
-
-
-def fully_shard(module: Any, **options: Any) -> Any:
-    raise NeedsHyperParallel("fully_shard", "it shards parameters over several processes")
 
 
 class _Platform:

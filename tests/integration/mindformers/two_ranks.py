@@ -27,24 +27,6 @@ PARALLEL = ParallelSettings(data=2, expert=2)
 MODEL = "deepseek_v3"
 
 
-def emulate(exchange: object, group: Group) -> None:
-    """MindSpore has no all-to-all on a CPU: these send and receive, with gradients."""
-
-    def single(
-        output: object, input: Tensor, output_split_sizes: list, input_split_sizes: list, group_: str = ""
-    ) -> tuple:
-        return collectives.all_to_all_single(input, output_split_sizes, input_split_sizes, group), None
-
-    def lists(output_tensor_list: list, input_tensor_list: list, group_: str = "") -> tuple:
-        sizes = [t.shape[0] for t in input_tensor_list]
-        return list(mint.split(collectives.exchange(mint.cat(input_tensor_list), sizes, sizes, group), sizes)), None
-
-    exchange.all_to_all_single = lambda group_=None, **kwargs: single(
-        **{k: v for k, v in kwargs.items() if k != "group"}
-    )
-    exchange.all_to_all = lambda group_=None, **kwargs: lists(**{k: v for k, v in kwargs.items() if k != "group"})
-
-
 def build(group: Group, spread: bool = True, exchange_type: type | None = None) -> object:
     """A model with the same parameters at every call, its experts spread over the group."""
     from hyper_parallel import DeviceMesh
@@ -66,7 +48,6 @@ def build(group: Group, spread: bool = True, exchange_type: type | None = None) 
         if hasattr(layer.mlp, "experts"):
             exchange = (exchange_type or ExpertParallel)()
             exchange._apply(layer.mlp.experts, DeviceMesh("cpu", [0, 1], mesh_dim_names=("ep",), rank=group.index))
-            emulate(exchange, group)
     return model
 
 
@@ -103,26 +84,21 @@ def layouts(group: Group) -> dict:
 
 
 def refusals(group: Group) -> dict:
-    """Dispatchers whose regions don't exist, different plans, and the Trainer without HyperParallel."""
+    """Dispatchers whose regions don't exist, different plans, and a mesh of more ranks than there are."""
+    import hyper_parallel
     from mindformers.pynative.distributed.ep_overlap import OverlapExpertParallel
     from mindformers.pynative.distributed.expert_parallel import DeredundancyExpertParallel
-    from mindformers.pynative.trainer import trainer as trainer_module
 
-    from hp_memory.mindformers import agreement, environment
+    from hp_memory.mindformers import agreement
     from hp_memory.mindformers.region_map import blocks_of
 
-    cfg = driver.config(MODEL)
     found = {
         "overlap": error(lambda: blocks_of(build(group, True, lambda: OverlapExpertParallel(None)).model.decoder)),
         "deredundancy": error(lambda: blocks_of(build(group, True, DeredundancyExpertParallel).model.decoder)),
         "one_plan": error(lambda: agreement.same_plan("0123456789abcdef")),
         "two_plans": error(lambda: agreement.same_plan(f"0123456789abcde{group.index}")),
-        "prepare": error(lambda: environment.prepare(environment.world_size())),
-        "trainer": error(lambda: trainer_module.Trainer(config=cfg, train_dataset=driver.dataset())),
+        "mesh": error(lambda: hyper_parallel.init_device_mesh("cpu", (4,))),
     }
-    environment.refuse_world_size = lambda size: None
-    trainer_module.init_process_group = lambda: None  # joined already; on a CPU it only takes a backend by name
-    found["without_refusal"] = error(lambda: trainer_module.Trainer(config=cfg, train_dataset=driver.dataset()))
     return found
 
 
@@ -137,10 +113,9 @@ def error(call: Callable[[], object]) -> str:
 def main(folder: Path) -> None:
     os.environ.setdefault("LOCAL_DEFAULT_PATH", tempfile.mkdtemp())
     group = start(PARALLEL).world
-    from hp_memory.mindformers import cpu_patch, standin
+    from hp_memory.mindformers import environment
 
-    standin.activate()
-    cpu_patch.apply()
+    environment.prepare(environment.world_size())
     from hyper_parallel.platform.mindspore.autograd_compat import enable_mindspore_backward_compat
 
     import hp_memory.mindformers.callback  # noqa: F401  hooks the Trainer
