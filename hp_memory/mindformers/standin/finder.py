@@ -11,7 +11,16 @@ from types import ModuleType
 
 from hp_memory.mindformers.standin.names import MODULES, ROOT
 
-_PARTS = ("autograd", "checkpoint", "distributed_checkpoint", "dtensor", "fully_shard", "mesh", "parallel", "placements")
+_PARTS = (
+    "autograd",
+    "checkpoint",
+    "distributed_checkpoint",
+    "dtensor",
+    "fully_shard",
+    "mesh",
+    "parallel",
+    "placements",
+)
 
 
 class _Finder(MetaPathFinder, Loader):

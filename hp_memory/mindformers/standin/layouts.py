@@ -104,7 +104,10 @@ class Layout:
 
     @property
     def tensor_map(self) -> tuple[int | tuple[int, ...], ...]:
-        """Per tensor dimension the mesh dimensions that divide it, the first outermost; counted from the last, -1 is none."""
+        """Per tensor dimension the mesh dimensions that divide it, outermost first.
+
+        They are counted from the last one; -1 stands for none.
+        """
         ordered = self._outer_first
         found = []
         for dim in range(len(self.full_shape)):
@@ -133,9 +136,7 @@ class Layout:
 def _repeated(like: DeviceMesh, stride: int, size: int) -> Cut:
     first = like.rank - like.rank // stride % size * stride
     ranks = np.arange(first, first + stride * size, stride)
-    return Cut(
-        DeviceMesh(like.device_type, ranks, mesh_dim_names=(f"repeated_{stride}",), rank=like.rank), Replicate()
-    )
+    return Cut(DeviceMesh(like.device_type, ranks, mesh_dim_names=(f"repeated_{stride}",), rank=like.rank), Replicate())
 
 
 def shard(mesh: DeviceMesh, dim: int) -> Cut:

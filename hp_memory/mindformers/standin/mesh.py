@@ -16,8 +16,8 @@ import numpy as np
 from mindspore.communication import GlobalComm, create_group, get_group_size, get_rank
 
 from hp_memory.errors import NeedsHyperParallel
-from hp_memory.mindformers import environment
 from hp_memory.kernels.groups import Group
+from hp_memory.mindformers import environment
 
 _created: dict[tuple[int, ...], str] = {}
 

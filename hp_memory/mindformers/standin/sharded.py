@@ -9,8 +9,6 @@ reducing on CPU communicators, and parameters that stay whole aren't swapped, be
 
 from __future__ import annotations
 
-from typing import Any
-
 import mindspore as ms
 from mindspore import Parameter, Tensor, mint, nn
 from mindspore.graph.api import _no_grad
@@ -126,5 +124,3 @@ class Sharded(_Held):
         grad, self.whole.grad = self.whole.grad, None
         total = _total(grad, self.cuts, average)
         self._add(mint.chunk(total, self.group.size, 0)[self.group.index].contiguous())
-
-

@@ -163,10 +163,9 @@ class _Watch(_Function):
 
 def unmanaged(cell: nn.Cell) -> list[tuple[nn.Cell, str, Any]]:
     """Every parameter below ``cell`` that no unit holds yet, with its owner and name there."""
-    found = [
+    return [
         (owner, name, parameter)
         for _, owner in cell.cells_and_names()
         for name, parameter in owner._params.items()
         if parameter is not None and not getattr(parameter, "held_by_unit", False)
     ]
-    return found

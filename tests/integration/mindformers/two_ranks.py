@@ -12,13 +12,12 @@ from pathlib import Path
 import driver
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, mint
+from mindspore import Tensor
 from mindspore.graph.api import _no_grad
 
 from hp_memory.activation import observe
 from hp_memory.errors import HPMemoryError
 from hp_memory.install import install
-from hp_memory.kernels.cpu import collectives
 from hp_memory.kernels.groups import Group
 from hp_memory.models.settings import ParallelSettings
 from hp_memory.train.process import start
@@ -92,14 +91,13 @@ def refusals(group: Group) -> dict:
     from hp_memory.mindformers import agreement
     from hp_memory.mindformers.region_map import blocks_of
 
-    found = {
+    return {
         "overlap": error(lambda: blocks_of(build(group, True, lambda: OverlapExpertParallel(None)).model.decoder)),
         "deredundancy": error(lambda: blocks_of(build(group, True, DeredundancyExpertParallel).model.decoder)),
         "one_plan": error(lambda: agreement.same_plan("0123456789abcdef")),
         "two_plans": error(lambda: agreement.same_plan(f"0123456789abcde{group.index}")),
         "mesh": error(lambda: hyper_parallel.init_device_mesh("cpu", (4,))),
     }
-    return found
 
 
 def error(call: Callable[[], object]) -> str:
