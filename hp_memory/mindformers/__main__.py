@@ -13,6 +13,7 @@ import mindspore as ms
 
 from hp_memory.errors import HPMemoryError
 from hp_memory.mindformers import environment
+from hp_memory.runs import ranks
 from hp_memory.runs.variables import RESUME
 
 
@@ -23,7 +24,7 @@ def main(arguments: list[str]) -> int:
         return 2
     ms.set_context(mode=ms.PYNATIVE_MODE)
     try:
-        for line in environment.prepare(environment.world_size()):
+        for line in environment.prepare(ranks.world_size()):
             print(line, flush=True)
         from mindformers.pynative.trainer.trainer import Trainer
 

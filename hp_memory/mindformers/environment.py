@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 
 import mindspore as ms
 
@@ -36,8 +35,8 @@ def prepare(world_size: int = 1) -> list[str]:
         importlib.import_module("hp_memory.mindformers.cpu_collectives").apply()
     if replaced:
         lines.append(f"CPU: {len(replaced)} Ascend-only kernels have stand-ins, from {replaced[0]} to {replaced[-1]}")
-    for module in ("register", "qwen3_moe"):
-        importlib.import_module(f"hp_memory.mindformers.{module}")
+    importlib.import_module("hp_memory.mindformers.register")
+    importlib.import_module("hp_memory.mindformers.qwen3_moe")
     return lines
 
 
@@ -45,13 +44,3 @@ def refuse_world_size(world_size: int) -> None:
     """Raises NeedsHyperParallel for several processes on accelerators: the stand-in's communicators are CPU ones."""
     if world_size > 1 and not standin.installed() and ms.get_context("device_target") != "CPU":
         raise NeedsHyperParallel(f"MindFormers' Trainer on {world_size} processes", "its stand-in runs on CPUs only")
-
-
-def world_size() -> int:
-    """Processes of this job, as msrun announces them; before any communication is initialised."""
-    return int(os.environ.get("MS_WORKER_NUM", "1"))
-
-
-def rank() -> int:
-    """This process among them."""
-    return int(os.environ.get("RANK_ID", "0"))

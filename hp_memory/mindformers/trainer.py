@@ -15,6 +15,7 @@ from hp_memory.mindformers.refusals import refuse_untrainable
 from hp_memory.mindformers.train_config import train_config
 from hp_memory.models.settings import ParallelSettings
 from hp_memory.runs import mindformers_checkpoints as checkpoints
+from hp_memory.runs import ranks
 from hp_memory.runs.progress import Progress
 from hp_memory.train.data import Batches, Corpus, load_corpus
 
@@ -66,7 +67,7 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
     callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT))
     corpus = load_corpus(cfg.data)
     trainer = Trainer(config=config, train_dataset=_dataset(cfg, corpus), callbacks=[callback])
-    recorder = _Recorder(trainer, Progress(run_dir, environment.rank()))
+    recorder = _Recorder(trainer, Progress(run_dir, ranks.rank()))
     trainer.train()
     return summary(trainer.state.global_step, recorder.losses, corpus) | {
         "engine": "mindformers",
@@ -94,7 +95,7 @@ def _prepare() -> list[str]:
     import mindspore as ms
 
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    lines = environment.prepare(environment.world_size())
+    lines = environment.prepare(ranks.world_size())
     for line in lines:
         print(line, flush=True)
     return lines
@@ -119,7 +120,7 @@ def _config(cfg: HPConfig, run_dir: Path) -> dict[str, Any]:
 def _dataset(cfg: HPConfig, corpus: Corpus) -> Any:
     import mindspore.dataset as ds
 
-    place = data_rank(cfg.parallel, environment.rank())
+    place = data_rank(cfg.parallel, ranks.rank())
     batches = Batches(corpus.train, cfg.model.seq_length, cfg.train, place, cfg.parallel.data, cfg.data.seed)
     return ds.GeneratorDataset(Steps(batches, cfg.train.steps), ["input_ids", "labels"], shuffle=False)
 

@@ -17,6 +17,7 @@ from mindformers.pynative.base_models.gpt import parallelize
 from mindformers.pynative.trainer import trainer as trainer_module
 
 from hp_memory.mindformers import environment
+from hp_memory.runs import ranks
 
 _GIVEN = "_hp_memory_callbacks"
 
@@ -33,7 +34,7 @@ def hook(callback_type: type) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(plain_init).bind(self, *args, **kwargs).arguments.get("callbacks")
         setattr(self, _GIVEN, given)
-        environment.refuse_world_size(environment.world_size())
+        environment.refuse_world_size(ranks.world_size())
         plain_init(self, *args, **kwargs)
 
     @functools.wraps(plain_apply)

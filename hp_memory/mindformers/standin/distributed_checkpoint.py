@@ -11,22 +11,22 @@ from typing import Any
 
 from mindspore.mint import distributed as dist
 
-from hp_memory.mindformers import environment
 from hp_memory.mindformers.standin.parameters import layout_of
+from hp_memory.runs import ranks
 
 
 def get_current_layout(cell: Any) -> dict[str, dict[str, dict[str, Any]]]:
     """This rank's number, as text, with its parameters: type, shape of the whole, and where the parts are."""
     parameters = cell.get_parameters()
-    return {str(environment.rank()): {parameter.name: _described(parameter) for parameter in parameters}}
+    return {str(ranks.rank()): {parameter.name: _described(parameter) for parameter in parameters}}
 
 
 def get_global_layout(cell: Any) -> dict[str, dict[str, dict[str, Any]]]:
     """Every rank's ``get_current_layout``; all ranks must call it."""
     own = get_current_layout(cell)
-    if environment.world_size() == 1:
+    if ranks.world_size() == 1:
         return own
-    everyone: list[Any] = [None] * environment.world_size()
+    everyone: list[Any] = [None] * ranks.world_size()
     dist.all_gather_object(everyone, own)
     return {rank: found for one in everyone for rank, found in one.items()}
 

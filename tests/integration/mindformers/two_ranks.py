@@ -112,8 +112,9 @@ def main(folder: Path) -> None:
     os.environ.setdefault("LOCAL_DEFAULT_PATH", tempfile.mkdtemp())
     group = start(PARALLEL).world
     from hp_memory.mindformers import environment
+    from hp_memory.runs import ranks
 
-    environment.prepare(environment.world_size())
+    environment.prepare(ranks.world_size())
     from hyper_parallel.platform.mindspore.autograd_compat import enable_mindspore_backward_compat
 
     import hp_memory.mindformers.callback  # noqa: F401  hooks the Trainer
