@@ -6,7 +6,6 @@ import importlib
 
 import mindspore as ms
 
-from hp_memory.errors import NeedsHyperParallel
 from hp_memory.mindformers import standin
 
 
@@ -22,7 +21,7 @@ def prepare(world_size: int = 1) -> list[str]:
     Raises:
         NeedsHyperParallel: for several processes without the real package.
     """
-    refuse_world_size(world_size)
+    standin.refuse_ranks(world_size)
     on_cpus = world_size > 1 and ms.get_context("device_target") == "CPU"
     if on_cpus:
         # First: msrun's scheduler ends here.
@@ -38,9 +37,3 @@ def prepare(world_size: int = 1) -> list[str]:
     importlib.import_module("hp_memory.mindformers.register")
     importlib.import_module("hp_memory.mindformers.qwen3_moe")
     return lines
-
-
-def refuse_world_size(world_size: int) -> None:
-    """Raises NeedsHyperParallel for several processes on accelerators: the stand-in's communicators are CPU ones."""
-    if world_size > 1 and not standin.installed() and ms.get_context("device_target") != "CPU":
-        raise NeedsHyperParallel(f"MindFormers' Trainer on {world_size} processes", "its stand-in runs on CPUs only")

@@ -16,7 +16,7 @@ from typing import Any
 from mindformers.pynative.base_models.gpt import parallelize
 from mindformers.pynative.trainer import trainer as trainer_module
 
-from hp_memory.mindformers import environment
+from hp_memory.mindformers import standin
 from hp_memory.runs import ranks
 
 _GIVEN = "_hp_memory_callbacks"
@@ -34,7 +34,7 @@ def hook(callback_type: type) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(plain_init).bind(self, *args, **kwargs).arguments.get("callbacks")
         setattr(self, _GIVEN, given)
-        environment.refuse_world_size(ranks.world_size())
+        standin.refuse_ranks(ranks.world_size())
         plain_init(self, *args, **kwargs)
 
     @functools.wraps(plain_apply)

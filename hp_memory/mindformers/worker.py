@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from hp_memory.config.schema import HPConfig
 from hp_memory.layout import from_dict
-from hp_memory.mindformers import environment, trainer
+from hp_memory.mindformers import standin, trainer
 from hp_memory.runs import ranks
 from hp_memory.train.process import run_worker, use_one_thread
 
@@ -24,7 +24,7 @@ def train(run_dir: Path) -> None:
     """Trains as the run directory's config says."""
     cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(HPConfig), OmegaConf.load(run_dir / "config.yaml")))
     plan = from_dict(json.loads((run_dir / "plan.json").read_text()))
-    environment.refuse_world_size(ranks.world_size())
+    standin.refuse_ranks(ranks.world_size())
     if ms.get_context("device_target") == "CPU":
         ms.set_device("CPU")
         use_one_thread()

@@ -9,6 +9,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from hp_memory.errors import NeedsHyperParallel
 from hp_memory.mindformers.standin.names import MODULES, ROOT
 
 _PARTS = (
@@ -69,3 +70,11 @@ def activate() -> str:
         # Last in the list: whatever else can find the real package finds it first.
         sys.meta_path.append(_FINDER)
     return "hyper_parallel: not installed, hp_memory's stand-in serves the imports"
+
+
+def refuse_ranks(world_size: int) -> None:
+    """Raises NeedsHyperParallel for several processes on accelerators: the stand-in's communicators are CPU ones."""
+    import mindspore as ms
+
+    if world_size > 1 and not installed() and ms.get_context("device_target") != "CPU":
+        raise NeedsHyperParallel(f"MindFormers' Trainer on {world_size} processes", "its stand-in runs on CPUs only")
