@@ -17,7 +17,8 @@ from mindspore.communication import GlobalComm, create_group, get_group_size, ge
 
 from hp_memory.errors import NeedsHyperParallel
 from hp_memory.kernels.groups import Group
-from hp_memory.runs import ranks
+from hp_memory.runs.ranks import rank as announced_rank
+from hp_memory.runs.ranks import world_size
 
 _created: dict[tuple[int, ...], str] = {}
 
@@ -29,7 +30,7 @@ def communicator(ranks: Sequence[int]) -> str:
         NeedsHyperParallel: outside a job of several processes.
     """
     key = tuple(int(rank) for rank in ranks)
-    if ranks.world_size() == 1:
+    if world_size() == 1:
         raise NeedsHyperParallel(f"a communicator of ranks {list(key)}", "there is one process")
     if key not in _created:
         if len(key) == get_group_size():
@@ -56,7 +57,7 @@ class DeviceMesh:
         self.device_type = device_type
         self.mesh = np.asarray(mesh)
         self.mesh_dim_names = tuple(mesh_dim_names)
-        self.rank = ranks.rank() if rank is None else rank
+        self.rank = announced_rank() if rank is None else rank
         # Every named dimension of the same world, shared by all views of it.
         self._siblings: dict[str, DeviceMesh] = {}
 
@@ -102,7 +103,7 @@ class DeviceMesh:
     def ranks_of_a_stage(self) -> int:
         """How many ranks share one pipeline stage."""
         stages = self._siblings.get("pp")
-        return ranks.world_size() // (stages.size() if stages is not None else 1)
+        return world_size() // (stages.size() if stages is not None else 1)
 
     def group(self, mesh_dim: int | str | None = None) -> Group:
         """The same as this package's collectives take it: a group of one has no communicator."""
@@ -170,10 +171,10 @@ def init_device_mesh(
     Raises:
         NeedsHyperParallel: for another number of ranks than the job has.
     """
-    size, world = math.prod(mesh_shape), ranks.world_size()
+    size, world = math.prod(mesh_shape), world_size()
     if size != world:
         there = "there is one process" if world == 1 else f"there are {world} processes"
         raise NeedsHyperParallel(f"init_device_mesh({tuple(mesh_shape)})", there)
-    if world > 1 and get_rank() != ranks.rank():
-        raise RuntimeError(f"msrun announced rank {ranks.rank()}, the communicator says {get_rank()}")
+    if world > 1 and get_rank() != announced_rank():
+        raise RuntimeError(f"msrun announced rank {announced_rank()}, the communicator says {get_rank()}")
     return DeviceMesh(device_type, np.arange(size).reshape(mesh_shape), mesh_dim_names=mesh_dim_names)

@@ -1,0 +1,111 @@
+"""One rank of an msrun job: trains every case of ``cases.json`` with MindFormers' Trainer, one after the other.
+
+Writes ``rank_<n>.json``: for each case what the Trainer saw, or the error that it ended with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import driver
+import numpy as np
+
+from hp_memory.errors import HPMemoryError
+from hp_memory.runs import ranks
+
+ROWS = 4  # of a step, over all ranks
+
+
+class Part:
+    """The rows of one data parallel rank, as MindFormers shards them: every n-th."""
+
+    def __init__(self, shard: int, of: int) -> None:
+        self.rows, self.shard, self.of = driver.Counting(), shard, of
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.rows[index * self.of + self.shard]
+
+    def __len__(self) -> int:
+        return len(self.rows) // self.of
+
+
+def dataset(shard: int, of: int) -> object:
+    import mindspore.dataset as ds
+
+    rows = ds.GeneratorDataset(Part(shard, of), ["input_ids", "labels"], shuffle=False)
+    return rows.batch(ROWS // of, drop_remainder=True)
+
+
+def parallelism(case: dict) -> dict:
+    wanted = {"data_parallel_shard": -1} | case.get("parallelism", {})
+    return {} if case.get("alone") else {"parallelism": wanted}
+
+
+def data_ranks(case: dict) -> int:
+    wanted = case.get("parallelism", {})
+    rest = [wanted.get(f"{name}_parallel", 1) for name in ("tensor", "context", "pipeline")]
+    return 1 if case.get("alone") else ranks.world_size() // int(np.prod(rest))
+
+
+@contextlib.contextmanager
+def trainer_of_this_case(case: dict) -> Iterator[None]:
+    """Told of one process, a Trainer trains by itself; several in one process must not end the communication."""
+    from mindformers.pynative.trainer import trainer as module
+
+    plain = module.get_world_size, module.destroy_process_group
+    module.destroy_process_group = lambda: None
+    if case.get("alone"):
+        module.get_world_size = lambda: 1
+    try:
+        yield
+    finally:
+        module.get_world_size, module.destroy_process_group = plain
+
+
+def train(case: dict, folder: Path) -> dict:
+    from hp_memory.mindformers.callback import HPMemoryCallback
+
+    callback = HPMemoryCallback(case["plan"]) if case.get("plan") else None
+    shard = 0 if case.get("alone") else ranks.rank() % data_ranks(case)
+    sections = parallelism(case) | {key: case[key] for key in ("recompute", "checkpoint") if key in case}
+    cfg = driver.config(case["model"], **sections)
+    cfg["training"] |= {"steps": case.get("steps", 2), "global_batch_size": ROWS}
+    with trainer_of_this_case(case):
+        trainer, seen = driver.train(cfg, [callback] if callback else None, dataset(shard, data_ranks(case)))
+    seen["states"] = {p.name: driver.digest(p) for p in trainer.optimizer.get_parameters()}
+    if case.get("whole"):
+        save_whole(trainer, folder / f"{case['name']}.npz")
+    if callback:
+        seen["report"] = callback.to_dict()
+    return seen
+
+
+def save_whole(trainer: object, file: Path) -> None:
+    """The whole parameters after the last step; every rank has its part of the gathering to do."""
+    values = {p.name: getattr(p, "full_tensor", lambda p=p: p)().asnumpy() for p in trainer.model[0].get_parameters()}
+    if ranks.rank() == 0:
+        np.savez(file, **values)
+
+
+def main(folder: Path) -> None:
+    os.environ.setdefault("LOCAL_DEFAULT_PATH", str(folder / f"mindformers_{ranks.rank()}"))
+    driver.prepare()
+    found = {}
+    for case in json.loads((folder / "cases.json").read_text()):
+        try:
+            found[case["name"]] = train(case, folder)
+        except (HPMemoryError, RuntimeError) as error:
+            # A failed rank leaves the others in a collective: nothing can follow in this job.
+            found[case["name"]] = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+            break
+    (folder / f"rank_{ranks.rank()}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
