@@ -10,6 +10,7 @@ from hp_memory.estimate.account import terms
 from hp_memory.estimate.account.check import LayerCheck
 from hp_memory.estimate.account.stage import Moment, Unit, moments, unit_of
 from hp_memory.estimate.account.terms import Term
+from hp_memory.estimate.account.worth import NotWorth, not_worth_of
 from hp_memory.estimate.engines.choice import check, trace
 from hp_memory.estimate.tracing.record import LayerTrace, ModelTrace
 from hp_memory.estimate.workload import Workload
@@ -89,6 +90,7 @@ class Estimate:
     forward_flops: int
     checks: tuple[LayerCheck, ...] = ()
     notes: tuple[str, ...] = ()
+    not_worth: tuple[NotWorth, ...] = ()
 
     @property
     def worst(self) -> Stage:
@@ -147,7 +149,7 @@ def _unit(model_trace: ModelTrace, plan: ActivationPlan, layer: int, made: dict)
     if key not in made:
         made[key] = unit_of(model_trace.layers[kind], "", None, layout)
     found = made[key]
-    fields = (found.held, found.replayed, found.waiting, found.forward, found.backward, found.by_region)
+    fields = (found.held, found.replayed, found.waiting, found.forward, found.backward, found.parts)
     return Unit(f"layer {layer} ({kind})", layer, *fields)
 
 
@@ -202,6 +204,7 @@ def estimate(
         sum(model_trace.layers[kind].flops("forward") for kind in model_trace.kinds),
         tuple(check(work, plan)) if installed else (),
         model_trace.notes,
+        tuple(not_worth_of(model_trace.layers, plan)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from hp_memory.estimate.account.liveness import GRADIENTS
+from hp_memory.estimate.account.stage import Unit
 from hp_memory.estimate.ranks import Estimate, Stage
 from hp_memory.layout.layers import format_layers
 from hp_memory.pipeline.schedule import Schedule
@@ -80,19 +81,25 @@ def term_table(found: Estimate) -> Table:
     return Table(f"Terms of rank {stage.rank}, the worst", ["term", "GiB", "kind", "scales with"], rows, stage.when())
 
 
-def region_table(found: Estimate) -> Table:
-    """What one micro-batch holds, by kind of layer and region."""
-    kinds: dict[str, Mapping[str, int]] = {}
+def _distinct_units(found: Estimate) -> dict[str, Unit]:
+    """One unit for each kind of layer and layout, by its name."""
+    kinds: dict[str, Unit] = {}
     for stage in found.stages:
         for unit in (u for units in stage.units.values() for u in units):
             name = unit.name.partition("(")[2].rstrip(")") or unit.name
             layout = found.plan.layers[unit.layer].layout.name if unit.layer is not None else "not replayed"
-            kinds.setdefault(f"{name}, {layout}", unit.by_region)
-    regions = list(dict.fromkeys(region for held in kinds.values() for region in held))
-    rows = [[r, *(f"{held.get(r, 0) / 2**20:.1f}" for held in kinds.values())] for r in regions]
-    rows.append(["in all", *(f"{sum(held.values()) / 2**20:.1f}" for held in kinds.values())])
+            kinds.setdefault(f"{name}, {layout}", unit)
+    return kinds
+
+
+def region_table(found: Estimate) -> Table:
+    """What one micro-batch holds, by kind of layer, region and reason."""
+    kinds = _distinct_units(found)
+    parts = list(dict.fromkeys(part for unit in kinds.values() for part in unit.parts))
+    rows = [[*part, *(f"{unit.parts.get(part, 0) / 2**20:.1f}" for unit in kinds.values())] for part in parts]
+    rows.append(["in all", "", *(f"{unit.held / 2**20:.1f}" for unit in kinds.values())])
     caption = "MiB per micro-batch after the forward, TRACED; a storage belongs to the region that saves it"
-    return Table("Held by region", ["region", *kinds], rows, caption)
+    return Table("Held by region", ["region", "why", *kinds], rows, caption)
 
 
 def check_table(found: Estimate) -> Table | None:
@@ -122,6 +129,7 @@ def summary(found: Estimate) -> str:
         f"fragmentation {s.fragmentation:.0%}, {s.shard} sharding, {s.dtype}",
         f"worst rank {found.worst.rank}: {gib(found.worst.peak)} GiB of {s.device.memory} ({verdict}); "
         f"replayed {found.replayed_share:.1%} of the forward's FLOPs",
+        *(f"doesn't pay: {entry.in_words()}" for entry in found.not_worth),
     ])  # fmt: skip
 
 
@@ -138,6 +146,12 @@ def to_dict(found: Estimate) -> dict[str, Any]:
         "checks": [
             {"kind": c.kind, "layout": c.layout, "agrees": c.agrees, "replay_flops": c.replay_flops}
             for c in found.checks
+        ],
+        "not_worth": [entry.in_words() for entry in found.not_worth],
+        "held": [
+            {"layer": name, "region": region, "reason": reason, "bytes": nbytes}
+            for name, unit in _distinct_units(found).items()
+            for (region, reason), nbytes in unit.parts.items()
         ],
         "stages": [_stage_dict(stage) for stage in found.stages],
     }

@@ -1,23 +1,37 @@
 """What a layer holds after its forward under a layout, from one trace of the layer without any plan.
 
-The rules are those of ``hp_memory.activation``: a boundary holds the block's inputs; a saved region holds what its
-operations save, except what a replay makes again; a saved region's output is held if a replayed operation reads it, and
-always where the region is one of ``ALWAYS_SAVED``.
+The rules are those of ``hp_memory.activation``. Beside the block's input a boundary holds
+
+* what operations of saved regions save, except what a replay makes again;
+* those outputs of saved regions that a *live* replayed operation reads (``account.replay``);
+* the outputs of ``ALWAYS_SAVED`` regions: decisions, which a replay must never make anew.
+
+What a live operation reads is on the way to something that plain autograd would hold: a layout can only hold more than
+no checkpoint (beside the block's input and the decisions) where the way there begins with something larger. On the
+layers of the recipes none of the 2^k choices does; where a choice doesn't pay, ``worth.not_worth`` says so.
 Whether the rules are right is checked against the real wrappers, on the meta device and on a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from hp_memory.estimate.tracing.record import BARE, LayerTrace
+from hp_memory.estimate.account.replay import Choices, Live, choice, every_choice, live, made_in
+from hp_memory.estimate.tracing.record import LayerTrace
 from hp_memory.layout import ALWAYS_SAVED, Layout
 
-Reason = Literal["saved for backward", "output kept for replay", "block input", "kept outside the hooks"]
+Reason = Literal[
+    "saved for backward",
+    "output read by the replay",
+    "decision, never replayed",
+    "output kept by the layout",
+    "block input",
+    "kept outside the hooks",
+]
 
 
 @dataclass(frozen=True)
@@ -32,12 +46,11 @@ class HeldStorage:
 
 @dataclass(frozen=True)
 class Uses:
-    """Who saves, makes and reads one storage in the forward."""
+    """Who makes and saves one storage in the forward."""
 
     storage: int
     made_in: str
     saved_in: tuple[str, ...]
-    read_in: frozenset[str]
     is_output: bool
     shape: tuple[int, ...]
     unhooked: bool = False
@@ -56,25 +69,19 @@ def _uses(trace: LayerTrace) -> list[Uses]:
     for item in trace.saved:
         saved.setdefault(item.storage, []).append(item.region)
         shapes.setdefault(item.storage, item.shape)
-    read: dict[int, set[str]] = {}
-    for op in trace.of_phase("forward"):
-        for number in op.reads:
-            read.setdefault(number, set()).add(op.region)
-    outputs = {number: region for region, numbers in trace.region_outputs.items() for number in numbers}
+    outputs = {number for numbers in trace.region_outputs.values() for number in numbers}
     unhooked = unhooked_storages(trace)
-    found = set(saved) | set(outputs) | set(trace.inputs[:1]) | unhooked
-    wanted = sorted(n for n in found if trace.activation(n))
+    found = set(saved) | outputs | set(trace.inputs[:1]) | unhooked
     return [
         Uses(
             n,
-            _made_in(trace, n),
+            made_in(trace, n),
             tuple(dict.fromkeys(saved.get(n, ()))),
-            frozenset(read.get(n, ())),
-            outputs.get(n) == trace.storages[n].region,
+            n in trace.region_outputs.get(trace.storages[n].region, ()),
             shapes.get(n, trace.storages[n].shape),
             n in unhooked,
         )
-        for n in wanted
+        for n in sorted(n for n in found if trace.activation(n))
     ]
 
 
@@ -91,12 +98,6 @@ def unhooked_storages(trace: LayerTrace) -> set[int]:
     return {n for n in unsaved & (read | referred) if trace.activation(n)}
 
 
-def _made_in(trace: LayerTrace, number: int) -> str:
-    """The region whose run makes a storage; a checkpoint makes a backend's copy of an argument from that argument."""
-    source = trace.copies.get(number)
-    return trace.storages[number if source is None else source].region
-
-
 def held(trace: LayerTrace, layout: Layout) -> list[HeldStorage]:
     """What stays after the forward of a layer under a layout, one entry per storage."""
     replayed = frozenset(layout.replays(trace.regions))
@@ -105,36 +106,44 @@ def held(trace: LayerTrace, layout: Layout) -> list[HeldStorage]:
 
 def held_by(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool = False) -> list[HeldStorage]:
     """The same for a set of replayed regions; an empty one means no boundary."""
-    found = []
-    for use in uses(trace):
-        entry = _plain(use) if not replayed else _under_boundary(trace, use, replayed, keep_outputs)
-        if entry is not None:
-            found.append(entry)
-    return found
+    key = f"held by {sorted(replayed)} {keep_outputs}"
+    if key not in trace.memo:
+        only = choice(replayed)
+        alive = live(trace, only)
+        entries = (_entry(trace, use, only, alive, keep_outputs) for use in uses(trace))
+        trace.memo[key] = [entry for entry in entries if entry is not None]
+    return trace.memo[key]
 
 
-def _plain(use: Uses) -> HeldStorage | None:
-    if use.unhooked:
-        return HeldStorage(use.storage, use.made_in, "kept outside the hooks", use.shape)
-    if not use.saved_in:
-        return None
-    return HeldStorage(use.storage, use.saved_in[0], "saved for backward", use.shape)
-
-
-def _under_boundary(trace: LayerTrace, use: Uses, replayed: Collection[str], keep_outputs: bool) -> HeldStorage | None:
-    if use.storage in trace.inputs:
-        return HeldStorage(use.storage, BARE, "block input", use.shape)
-    if use.unhooked:
-        return HeldStorage(use.storage, use.made_in, "kept outside the hooks", use.shape)
-    if use.made_in == BARE or use.made_in in replayed:
-        return None
-    savers = [region for region in use.saved_in if region not in replayed and region != BARE]
-    if savers:
-        return HeldStorage(use.storage, savers[0], "saved for backward", use.shape)
-    kept = keep_outputs or use.made_in in ALWAYS_SAVED
-    if use.is_output and (kept or BARE in use.read_in or not use.read_in.isdisjoint(replayed)):
-        return HeldStorage(use.storage, use.made_in, "output kept for replay", use.shape)
+def _entry(trace: LayerTrace, use: Uses, only: Choices, alive: Live, keep_outputs: bool) -> HeldStorage | None:
+    for reason, kept in _reasons(trace, use, only, alive, keep_outputs):
+        if kept.all():
+            savers = [region for region in use.saved_in if not only.again(region).all()]
+            region = savers[0] if reason == "saved for backward" else use.made_in
+            return HeldStorage(use.storage, region, reason, use.shape)
     return None
+
+
+def _reasons(
+    trace: LayerTrace, use: Uses, choices: Choices, alive: Live, keep_outputs: bool
+) -> list[tuple[Reason, np.ndarray]]:
+    """Why a storage may be held, first reason first, and in which choices it is."""
+    never = np.zeros(len(choices), bool)
+    saved = never
+    for region in use.saved_in:
+        saved = saved | ~choices.again(region)
+    if use.unhooked:
+        return [("kept outside the hooks", ~never)]
+    if use.storage in trace.inputs:
+        return [("block input", choices.boundary), ("saved for backward", saved)]
+    stays = ~choices.again(use.made_in)
+    output = stays & choices.boundary & use.is_output
+    return [
+        ("saved for backward", stays & saved),
+        ("output read by the replay", output & alive.needed.get(use.storage, never)),
+        ("decision, never replayed", output & (use.made_in in ALWAYS_SAVED)),
+        ("output kept by the layout", output & keep_outputs),
+    ]
 
 
 def free_regions(trace: LayerTrace) -> tuple[str, ...]:
@@ -153,32 +162,12 @@ def replayed_bytes_of_all(trace: LayerTrace) -> np.ndarray:
 
 
 def _sum_of_all(trace: LayerTrace, rule: Callable[[Uses, np.ndarray], np.ndarray]) -> np.ndarray:
-    regions = free_regions(trace)
-    masks = np.arange(1 << len(regions))
-    replays = {region: (masks >> i & 1).astype(bool) for i, region in enumerate(regions)}
-    never = np.zeros(len(masks), bool)
-    total = np.zeros(len(masks), np.int64)
+    choices = every_choice(free_regions(trace))
+    alive = live(trace, choices)
+    total = np.zeros(len(choices), np.int64)
     for use in uses(trace):
-        kept = _kept(trace, use, replays, never)
-        kept[0] = bool(use.saved_in) or use.unhooked
+        kept = np.zeros(len(choices), bool)
+        for _, when in _reasons(trace, use, choices, alive, keep_outputs=False):
+            kept = kept | when
         total += rule(use, kept) * trace.storages[use.storage].nbytes
     return total
-
-
-def _kept(trace: LayerTrace, use: Uses, replays: dict[str, np.ndarray], never: np.ndarray) -> np.ndarray:
-    if use.storage in trace.inputs or use.unhooked:
-        return ~never
-    if use.made_in == BARE:
-        return never.copy()
-    made = ~replays.get(use.made_in, never)
-    saved = _any((~replays.get(region, never) for region in use.saved_in if region != BARE), never)
-    always = BARE in use.read_in or use.made_in in ALWAYS_SAVED
-    read = ~never if always else _any((replays.get(region, never) for region in use.read_in), never)
-    return made & (saved | (read if use.is_output else never))
-
-
-def _any(parts: Iterable[np.ndarray], never: np.ndarray) -> np.ndarray:
-    found = never.copy()
-    for part in parts:
-        found |= part
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hp_memory.estimate.account import liveness
@@ -23,7 +23,7 @@ class Unit:
         replayed: after a replay ahead of backward: everything backward reads.
         waiting: between dx and dw, beside ``replayed``.
         forward, backward: working sets of the two, including what is held.
-        by_region: what ``held`` consists of.
+        parts: what ``held`` consists of: bytes by region and reason.
     """
 
     name: str
@@ -33,7 +33,15 @@ class Unit:
     waiting: int
     forward: liveness.Peak
     backward: liveness.Peak
-    by_region: dict[str, int]
+    parts: Mapping[tuple[str, str], int]
+
+    @property
+    def by_region(self) -> dict[str, int]:
+        """What ``held`` consists of, by region; the block's input and what lies between regions have names too."""
+        found: dict[str, int] = {}
+        for (region, _), nbytes in self.parts.items():
+            found[region] = found.get(region, 0) + nbytes
+        return found
 
     @property
     def working_forward(self) -> int:
@@ -75,19 +83,20 @@ def unit_of(trace: LayerTrace, name: str, layer: int | None, layout: Layout | No
     replayed = frozenset(layout.replays(trace.regions)) if layout else frozenset()
     keep = bool(layout and layout.keep_outputs)
     entries = held(trace, layout) if layout else held_by(trace, replayed)
-    by_region: dict[str, int] = {}
+    parts: dict[tuple[str, str], int] = {}
     for entry in entries:
-        key = "block input" if entry.reason == "block input" else entry.region or "between regions"
-        by_region[key] = by_region.get(key, 0) + trace.storages[entry.storage].nbytes
+        region = "block input" if entry.reason == "block input" else entry.region or "between regions"
+        key = (region, entry.reason)
+        parts[key] = parts.get(key, 0) + trace.storages[entry.storage].nbytes
     return Unit(
         name,
         layer,
-        sum(by_region.values()),
+        sum(parts.values()),
         liveness.saved_bytes(trace, replayed, keep),
         liveness.gradients_for_dw(trace),
         liveness.forward_peak(trace, replayed, keep),
         liveness.backward_peak(trace, replayed, keep),
-        by_region,
+        parts,
     )
 
 

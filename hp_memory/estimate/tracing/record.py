@@ -12,6 +12,11 @@ StorageKind = Literal["activation", "input", "parameter", "constant"]
 BARE = ""
 """The region of an operation between regions (a residual add): always replayed under a boundary."""
 
+EXCHANGE = "Exchange"
+"""The name of a collective: reads what this rank sends, writes what it receives."""
+HOST_READ = "host read"
+"""The name of a read by the host, which no dispatch sees."""
+
 
 @dataclass(frozen=True)
 class Storage:

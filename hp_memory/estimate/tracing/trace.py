@@ -19,8 +19,8 @@ import mindspore as ms
 from mindspore import MsDispatchMode, Parameter, Tensor, mint, nn
 
 from hp_memory.activation import is_recomputing, native, observing
-from hp_memory.estimate.tracing import flops, record, values
-from hp_memory.estimate.tracing.record import BARE, LayerTrace, Op, Saved, Storage
+from hp_memory.estimate.tracing import flops, record, shape_rules, values
+from hp_memory.estimate.tracing.record import BARE, EXCHANGE, HOST_READ, LayerTrace, Op, Saved, Storage
 
 Views = Literal["shared", "copied"]
 _KEY = "hp_memory_storage"
@@ -114,7 +114,12 @@ class Recorder(MsDispatchMode):
 
     def host_read(self, tensor: Tensor) -> None:
         """Notes that the host reads a tensor: a reader like an operation, which dispatch doesn't see."""
-        self.trace.ops.append(Op("host read", self.phase, self.region, (self.storage_of(tensor),), ()))
+        self.trace.ops.append(Op(HOST_READ, self.phase, self.region, (self.storage_of(tensor),), ()))
+
+    def exchanged(self, sent: Tensor, received: Tensor) -> None:
+        """Notes a collective in place of the operation that made its result."""
+        made = self.trace.ops.pop()
+        self.trace.ops.append(Op(EXCHANGE, made.phase, made.region, (self.storage_of(sent),), made.writes))
 
     def knows(self, tensor: Tensor) -> bool:
         """Whether a recorded operation made this tensor, or it was announced."""
@@ -268,6 +273,7 @@ def _recording(recorder: Recorder, hooks: type) -> Iterator[None]:
     _active.append(recorder)
     values.on_make.append(recorder.made_by_host)
     values.on_read.append(recorder.host_read)
+    shape_rules.on_exchange.append(recorder.exchanged)
     before, native.hooks = native.hooks, hooks
     contiguous = Tensor.contiguous
     if recorder.views == "shared":
@@ -280,6 +286,7 @@ def _recording(recorder: Recorder, hooks: type) -> Iterator[None]:
         native.hooks, Tensor.contiguous = before, contiguous
         values.on_make.pop()
         values.on_read.pop()
+        shape_rules.on_exchange.pop()
         _active.pop()
 
 

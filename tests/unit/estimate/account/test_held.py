@@ -54,19 +54,19 @@ def test_everything_replayed_holds_the_input_only():
 
 
 def test_case_1_keeps_both_outputs_and_makes_the_gmm_input_again():
-    assert kept([A2A, GMM]) == {INPUT, (1, "output kept for replay"), (3, "output kept for replay")}
+    assert kept([A2A, GMM]) == {INPUT, (1, "output read by the replay"), (3, "output read by the replay")}
 
 
 def test_case_3_keeps_the_last_output_and_the_saved_input_of_consecutive_regions():
-    assert kept([A2A, RESORT, GMM]) == {INPUT, (2, "saved for backward"), (3, "output kept for replay")}
+    assert kept([A2A, RESORT, GMM]) == {INPUT, (2, "saved for backward"), (3, "output read by the replay")}
 
 
 def test_case_3_without_elision_keeps_every_output():
     assert kept([A2A, RESORT, GMM], keep_outputs=True) == {
         INPUT,
-        (1, "output kept for replay"),
+        (1, "output kept by the layout"),
         (2, "saved for backward"),
-        (3, "output kept for replay"),
+        (3, "output read by the replay"),
     }
 
 

@@ -111,6 +111,18 @@ def test_any_layout_holds_what_a_probe_measures(mindspore, traced, save, keep_ou
         assert runs[f"layers.1/{region}"].replays == (region not in save)
 
 
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_no_layout_holds_more_than_no_checkpoint_and_the_input(traced, kind):
+    from hp_memory.estimate.account.held import held_bytes_of_all
+
+    trace = traced.layers[kind]
+    held = held_bytes_of_all(trace)
+    decisions = trace.nbytes(n for region in ALWAYS_SAVED for n in trace.region_outputs.get(region, ()))
+    assert len(held) == 2 ** len(set(trace.regions) - set(ALWAYS_SAVED))
+    assert held.max() <= held[0] + trace.nbytes(trace.inputs) + decisions
+    assert held[-1] < held[0]
+
+
 def test_the_installed_plan_on_the_meta_device_keeps_and_replays_what_the_rules_say(traced, routing):
     from hp_memory.estimate.engines import reference as reference_engine
 
