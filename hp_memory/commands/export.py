@@ -10,6 +10,7 @@ from hp_memory.config.schema import validate
 from hp_memory.errors import ConfigError
 from hp_memory.experiment.desk import refuse_offload
 from hp_memory.layout import build_plan
+from hp_memory.mindformers import limits
 from hp_memory.mindformers.families import fingerprint
 from hp_memory.mindformers.train_config import train_config, with_callback, with_native_settings
 from hp_memory.pipeline.settings import check_plan, with_stage_layouts
@@ -43,6 +44,7 @@ def render(cfg: ExportConfig) -> str:
     if cfg.to not in TARGETS:
         raise ConfigError("to", cfg.to, "no such target", TARGETS)
     refuse_offload(cfg)
+    limits.refuse(cfg)
     config = train_config(cfg)
     layout = with_stage_layouts(cfg.layout, cfg.pipeline, cfg.model.num_layers)
     plan = build_plan(layout, fingerprint(cfg.model, cfg.parallel))

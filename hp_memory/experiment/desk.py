@@ -16,7 +16,7 @@ from hp_memory.errors import ConfigError
 from hp_memory.launch.job import TaskFor, checked, launch
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
-from hp_memory.mindformers import conflicts, hyper_offload
+from hp_memory.mindformers import conflicts, hyper_offload, limits
 from hp_memory.mindformers.refusals import refuse_untrainable
 from hp_memory.mindformers.train_config import train_config
 from hp_memory.models.settings import REFERENCE
@@ -45,6 +45,7 @@ def checked_plan(cfg: HPConfig) -> ActivationPlan:
     else:
         refuse_untrainable(cfg)
         refuse_offload(cfg)
+        limits.refuse(cfg)
         conflicts.refuse(train_config(cfg), with_plan=True)
     plan = plan_for(cfg, cfg.layout, "layout")
     check_plan(cfg.pipeline, plan, cfg.model.num_layers)

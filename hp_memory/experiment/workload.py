@@ -9,6 +9,7 @@ from hp_memory.config.estimate import EstimateSettings
 from hp_memory.errors import ConfigError
 from hp_memory.estimate.engines.choice import refuse_unmodelled
 from hp_memory.estimate.workload import Workload
+from hp_memory.mindformers import limits
 from hp_memory.models.settings import REFERENCE
 from hp_memory.pipeline.settings import PipelineSettings, with_stage_layouts
 
@@ -38,6 +39,7 @@ def _refuse(cfg: HPConfig) -> None:
         raise ConfigError("engine", cfg.engine, f"can't run the family {cfg.model.family!r}", (engine,))
     if cfg.pipeline.stages != cfg.parallel.pipeline:
         raise ConfigError("pipeline.stages", cfg.pipeline.stages, f"parallel.pipeline is {cfg.parallel.pipeline}")
+    limits.refuse(cfg)
     if cfg.pipeline.overlap_b_f:
         why = "two micro-batches run at once: their working sets together aren't modelled"
         raise ConfigError("pipeline.overlap_b_f", True, why, (False,))

@@ -80,9 +80,11 @@ def progress_line(views: dict[int, RankView]) -> str:
     if not known:
         return f"{len(views)} ranks starting"
     slow = min(known, key=lambda view: view.record["step"])
+    # Of a pipeline only the last stage has a loss.
+    loss = next((view.record["loss"] for view in (slow, *reversed(known)) if "loss" in view.record), None)
     stalled = [str(view.rank) for view in views.values() if view.stalled]
     return (
-        f"step {slow.record['step']}  loss {_number(slow.record.get('loss'), '.4f')}"
+        f"step {slow.record['step']}  loss {_number(loss, '.4f')}"
         f"  {_number(slow.record.get('seconds'), '.2f')} s/step  {len(known)}/{len(views)} ranks"
         f"{'  stalled: ' + ', '.join(stalled) if stalled else ''}"
     )

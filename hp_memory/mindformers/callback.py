@@ -10,6 +10,7 @@ In a MindFormers config::
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ from hp_memory.layout import ActivationPlan
 from hp_memory.mindformers import agreement, conflicts, hyper_offload, plan_request, trainer_hook, verify
 from hp_memory.mindformers import backend as backends
 from hp_memory.mindformers.families import fingerprint, settings_of
+from hp_memory.mindformers.recorder import Recorder
 from hp_memory.mindformers.region_map import blocks_of, gpt_model
 from hp_memory.models.settings import ParallelSettings
+from hp_memory.runs import ranks
+from hp_memory.runs.variables import RUN_DIR
 
 
 @MindFormerRegister.register(MindFormerModuleType.CALLBACK)
@@ -35,7 +39,8 @@ class HPMemoryCallback(TrainerCallback):
 
     Args:
         plan: a layout's settings or a saved plan, inline or as the path of a file, or the name of a recipe or layout.
-        report: file for the receipt, the checked counts and the memory report, as JSON; null writes none.
+        report: file for the receipt, the checked counts and the memory report, as JSON; null writes none. With several
+            ranks each writes its own, ``<name>_rank_<rank>.json``.
         backend: whose wrappers are used: ``auto``, ``native`` or ``hyper_parallel``.
         offload: HyperOffload's settings as a mapping, for a model with a jitted graph inside; null for none.
     """
@@ -54,6 +59,9 @@ class HPMemoryCallback(TrainerCallback):
         self.plan: ActivationPlan | None = None
         self.receipts: list[Receipt] = []
         self.counts: dict[str, Any] = {}
+        # Started by our launcher, it says how far it is; whoever makes the callback may say where instead.
+        run_dir = os.environ.get(RUN_DIR)
+        self.recorder = Recorder(Path(run_dir) if run_dir else None, ranks.rank())
         self._parts: list[Any] = []
         self._observing: Any = None
         self._observation: Any = None
@@ -108,16 +116,18 @@ class HPMemoryCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, **_: Any) -> None:
         """Watches the first step of this run."""
+        self.recorder.begin()
         if self._observation is None:
             self._observing = observe()
             self._observation = self._observing.__enter__()
 
-    def on_step_end(self, args: Any, state: Any, **_: Any) -> None:
-        """Compares what ran on the first step with the plan.
+    def on_step_end(self, args: Any, state: Any, loss: Any = None, **_: Any) -> None:
+        """Writes the step down, and compares what ran on the first one with the plan.
 
         Raises:
             PlanMismatch: naming each region that ran or replayed another number of times.
         """
+        self.recorder.end(state.global_step, loss)
         if self._observing is not None:
             self._observing.__exit__(None, None, None)
             self._observing = None
@@ -128,10 +138,14 @@ class HPMemoryCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, **_: Any) -> None:
         """Says what was held, and writes the report of this run."""
         held = verify.memory(self._observation).get("total_bytes", 0)
-        logger.info(f"hp_memory: autograd held {held:,} bytes after the first forward (MEASURED)")
+        logger.info(f"hp_memory: autograd held {held:,} bytes when the first backward began (MEASURED)")
+        self.recorder.close()
         if self.report:
-            Path(self.report).parent.mkdir(parents=True, exist_ok=True)
-            Path(self.report).write_text(json.dumps(self.to_dict(), indent=2))
+            file = Path(self.report)
+            if agreement.world_size() > 1:
+                file = file.with_stem(f"{file.stem}_rank_{ranks.rank()}")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(self.to_dict(), indent=2))
 
     def to_dict(self) -> dict[str, Any]:
         """What was done, what ran and what it held, JSON-ready."""

@@ -56,7 +56,16 @@ def _flag(name: str) -> Callable[[Any], bool]:
 
 
 _overlap_b_f = _flag("pipeline_parallel_overlap_b_f")
+_overlap_p2p = _flag("pipeline_parallel_overlap_p2p")
 _dxdw = _flag("pipeline_parallel_enable_dxdw_split")
+
+
+def _is_interleaved(config: Any) -> bool:
+    return _interleave(config) > 1 or value(config, "parallelism.pipeline_parallel_schedule") == "interleaved_1f1b"
+
+
+def _expert_parallel(config: Any) -> int:
+    return int(value(config, "parallelism.expert_parallel", 1))
 
 
 def _recompute(config: Any) -> bool:
@@ -116,6 +125,27 @@ CONFLICTS: tuple[Conflict, ...] = (
         "parallelize.parallelize_gptmodel",
     ),
     Conflict(
+        "parallelism.pipeline_parallel_overlap_b_f",
+        "parallelism.expert_parallel",
+        "without ranks that exchange tokens there is nothing to overlap",
+        lambda c: _overlap_b_f(c) and not _is_dense(c) and _pp(c) > 1 and _expert_parallel(c) == 1,
+        "parallelize.apply_pp",
+    ),
+    Conflict(
+        "parallelism.pipeline_parallel_overlap_b_f",
+        "parallelism.pipeline_parallel_schedule",
+        "HyperParallel overlaps in its interleaved schedule only, MindFormers drops the setting elsewhere",
+        lambda c: _overlap_b_f(c) and _pp(c) > 1 and not _is_interleaved(c),
+        "pipeline_parallel._create_schedule",
+    ),
+    Conflict(
+        "parallelism.pipeline_parallel_overlap_p2p",
+        "parallelism.pipeline_parallel_schedule",
+        "HyperParallel defers messages in its interleaved schedule only, MindFormers drops the setting elsewhere",
+        lambda c: _overlap_p2p(c) and not _is_interleaved(c),
+        "pipeline_parallel._create_schedule",
+    ),
+    Conflict(
         "parallelism.pipeline_parallel_schedule",
         "parallelism.pipeline_parallel_interleave_num",
         "MindFormers turns 1f1b into interleaved_1f1b where a rank holds several chunks",
@@ -171,14 +201,39 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
 )
 
-# What a plan of ours replaces: both at once would wrap a block twice.
-BESIDE_A_PLAN: tuple[Conflict, ...] = tuple(
-    Conflict(path, "callbacks", "the callback's plan replaces it: a block would be wrapped twice", holds, "apply_ac")
-    for path, holds in (
-        ("recompute.mode", _recompute),
-        ("recompute_comm.enable", lambda c: bool(value(c, "recompute_comm.enable", False))),
-        ("swap.enable", _swap),
-    )
+# Not beside a plan of ours: what it replaces, since a block would be wrapped twice, and what has no regions.
+BESIDE_A_PLAN: tuple[Conflict, ...] = (
+    *(
+        Conflict(
+            path, "callbacks", "the callback's plan replaces it: a block would be wrapped twice", holds, "apply_ac"
+        )
+        for path, holds in (
+            ("recompute.mode", _recompute),
+            ("recompute_comm.enable", lambda c: bool(value(c, "recompute_comm.enable", False))),
+            ("swap.enable", _swap),
+        )
+    ),
+    Conflict(
+        "parallelism.moe_token_dispatcher_type",
+        "callbacks",
+        "alltoall_deredundancy dispatches and combines in bodies without regions",
+        lambda c: (
+            value(c, "parallelism.moe_token_dispatcher_type") == "alltoall_deredundancy" and _expert_parallel(c) > 1
+        ),
+        "expert_parallel.DeredundancyExpertParallel",
+    ),
+)
+
+# What our callback makes good.
+WITHOUT_A_PLAN: tuple[Conflict, ...] = (
+    Conflict(
+        "parallelism.pipeline_parallel_enable_dxdw_split",
+        "callbacks",
+        "MindFormers runs the whole backward of a pair, and HyperParallel's schedule then asks for its dw; "
+        "HPMemoryCallback runs dx alone (to=mindformers-callback)",
+        lambda c: _dxdw(c) and _overlap_b_f(c),
+        "parallelize._make_overlap_b_f_callback",
+    ),
 )
 
 
@@ -189,6 +244,6 @@ def refuse(config: Any, with_plan: bool) -> None:
         config: MindFormers' training config, as nested mappings or as its ``TrainConfig``.
         with_plan: whether a plan of ours is to be installed too.
     """
-    for conflict in (*(BESIDE_A_PLAN if with_plan else ()), *CONFLICTS):
+    for conflict in (*(BESIDE_A_PLAN if with_plan else WITHOUT_A_PLAN), *CONFLICTS):
         if conflict.holds(config):
             raise ConfigError(conflict.path, value(config, conflict.path), f"{conflict.why} ({conflict.other})")

@@ -49,8 +49,11 @@ class HPMemoryQwen3MoeForCausalLM(TrainModelMixin, Qwen3MoePreTrainedModel):
             vp_size=stage.get("vp_size", 1),
         )
 
-    def construct(self, input_ids: Tensor = None, labels: Tensor = None, **inputs: Any) -> Any:
-        return self.model(input_ids=input_ids, labels=labels, **inputs)
+    def construct(
+        self, decoder_input: Tensor = None, input_ids: Tensor = None, labels: Tensor = None, **inputs: Any
+    ) -> Any:
+        # A pipeline stage gives the stage before's output by position, as to MindFormers' own models.
+        return self.model(decoder_input=decoder_input, input_ids=input_ids, labels=labels, **inputs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name) if name in _FORWARDED else super().__getattr__(name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from hp_memory.errors import InstallError
+from hp_memory.mindformers.exchange_context import keep_for_the_call
 from hp_memory.mindformers.experts_map import experts_path
 from hp_memory.models.sites import BlockSites, Site
 
@@ -57,10 +58,6 @@ _EXPERT_PARALLEL_BACK = (
 # Classes whose forward has no place for these regions, and why.
 _REFUSED = {
     "DeredundancyExpertParallel": "alltoall_deredundancy dispatches and combines in bodies without regions",
-    "OverlapExpertParallel": (
-        "pipeline_parallel_overlap_b_f runs a forward beside a backward on two threads, and the dispatch keeps one "
-        "context per layer: a replay would overwrite the other micro-batch's"
-    ),
     "HyperConnectionTransformerLayer": "hyper-connections mix residual streams between the regions",
 }
 
@@ -155,6 +152,7 @@ def _exchange_sites(exchange: Any, path: str) -> tuple[list[Site], list[Site]]:
         raise InstallError(
             f"{path}.{missing[version][0]}: this MindFormers has no such method (looked for {version}'s)"
         )
+    keep_for_the_call(exchange)
     return tuple(
         [_site(exchange, path, *place) for place in places]
         for places in (_EXPERT_PARALLEL[version], _EXPERT_PARALLEL_BACK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,12 @@ import numpy as np
 
 from hp_memory.layout import ActivationPlan
 from hp_memory.mindformers import conflicts, environment
+from hp_memory.mindformers.recorder import Recorder
 from hp_memory.mindformers.refusals import refuse_untrainable
 from hp_memory.mindformers.train_config import train_config
 from hp_memory.models.settings import ParallelSettings
 from hp_memory.runs import mindformers_checkpoints as checkpoints
 from hp_memory.runs import ranks
-from hp_memory.runs.progress import Progress
 from hp_memory.train.data import Batches, Corpus, load_corpus
 
 if TYPE_CHECKING:
@@ -67,14 +66,20 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
     callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT))
     corpus = load_corpus(cfg.data)
     trainer = Trainer(config=config, train_dataset=_dataset(cfg, corpus), callbacks=[callback])
-    recorder = _Recorder(trainer, Progress(run_dir, ranks.rank()))
+    callback.recorder = Recorder(run_dir, ranks.rank())
     trainer.train()
-    return summary(trainer.state.global_step, recorder.losses, corpus) | {
+    return summary(trainer.state.global_step, callback.recorder.losses, corpus) | {
         "engine": "mindformers",
-        "seconds": recorder.seconds,
+        "rank": ranks.rank(),
+        "seconds": callback.recorder.seconds,
         "environment": lines,
         **callback.to_dict(),
     }
+
+
+def reporting_rank(parallel: ParallelSettings) -> int:
+    """The first rank of the last pipeline stage: it has the losses."""
+    return parallel.world_size // parallel.pipeline * (parallel.pipeline - 1)
 
 
 def summary(steps: int, losses: list[float], corpus: Corpus) -> dict[str, Any]:
@@ -132,22 +137,3 @@ def data_rank(parallel: ParallelSettings, rank: int) -> int:
     """
     per_stage = parallel.world_size // parallel.pipeline
     return rank % per_stage // (parallel.tensor * parallel.context)
-
-
-class _Recorder:
-    """Losses and times of a Trainer's steps, also as progress lines."""
-
-    def __init__(self, trainer: Any, progress: Progress) -> None:
-        self.losses: list[float] = []
-        self.seconds: list[float] = []
-        self._step, self._progress, self._trainer = trainer.training_step, progress, trainer
-        trainer.training_step = self._timed
-
-    def _timed(self, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        loss, norm = self._step(*args, **kwargs)
-        self.losses.append(float(loss.asnumpy().ravel()[0]))
-        self.seconds.append(time.perf_counter() - began)
-        step = self._trainer.state.global_step + 1
-        self._progress.write(step=step, loss=self.losses[-1], seconds=round(self.seconds[-1], 4))
-        return loss, norm

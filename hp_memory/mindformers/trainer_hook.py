@@ -1,7 +1,8 @@
 """Puts the installation where MindFormers applies its own activation checkpointing: after TP, EP and CP, before FSDP.
 
 A callback comes too late for that, so ``Trainer`` is changed in two places, once per process: it remembers the
-callbacks it was given, and while it applies parallelism, ``apply_ac`` is the callback's installation.
+callbacks it was given, and while it applies parallelism, ``apply_ac`` is the callback's installation, and pairs of a
+backward and a forward keep to the schedule's dx/dw split.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mindformers.pynative.base_models.gpt import parallelize
@@ -63,7 +64,11 @@ def find(callback_type: type, given: Any, config: Any) -> Any | None:
 @contextlib.contextmanager
 def replaced_apply_ac(callback: Any, config: Any) -> Iterator[None]:
     """While this is open, MindFormers' ``apply_ac`` installs the callback's plan."""
-    plain_apply, plain_recompute = parallelize.apply_ac, config.recompute
+    plain_apply, plain_recompute, plain_pair = (
+        parallelize.apply_ac,
+        config.recompute,
+        parallelize._make_overlap_b_f_callback,
+    )
     # Conflicts are refused before the gate below hides what the config asked for.
     callback.refuse_conflicts(config)
 
@@ -71,9 +76,39 @@ def replaced_apply_ac(callback: Any, config: Any) -> Iterator[None]:
         callback.install(decoder, mtp_block, config)
 
     parallelize.apply_ac = apply_ac
+    parallelize._make_overlap_b_f_callback = _with_dx_alone(plain_pair)
     # MindFormers calls apply_ac only if its own recompute is on; nothing else reads the mode in between.
     config.recompute = dataclasses.replace(plain_recompute, mode="full")
     try:
         yield
     finally:
         parallelize.apply_ac, config.recompute = plain_apply, plain_recompute
+        parallelize._make_overlap_b_f_callback = plain_pair
+
+
+def _with_dx_alone(make: Callable[[Any], Callable[..., None]]) -> Callable[[Any], Callable[..., None]]:
+    """What MindFormers registers for a backward beside a forward, taking dx alone where the schedule says so.
+
+    MindFormers' function runs the whole backward of each pair; under a dx/dw split HyperParallel's schedule asks for
+    that backward's dw behind the pair, and finds it gone.
+    """
+
+    @functools.wraps(make)
+    def made(overlap: Any) -> Callable[[Any, Any], None]:
+        whole = make(overlap)
+
+        def run(step: Any, context: Any) -> None:
+            backward = step.sub_steps[0]
+            if backward.type.name != "BWD_INPUT":
+                whole(step, context)
+                return
+            stage = context.schedule._stage_dict[backward.stage_index]
+            stage.backward_one_chunk = stage.backward_input_one_chunk
+            try:
+                whole(step, context)
+            finally:
+                del stage.backward_one_chunk
+
+        return run
+
+    return made

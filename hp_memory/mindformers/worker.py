@@ -29,7 +29,7 @@ def train(run_dir: Path) -> None:
         ms.set_device("CPU")
         use_one_thread()
     result = trainer.run(cfg, plan, run_dir)
-    if ranks.rank() == 0:
+    if ranks.rank() == trainer.reporting_rank(cfg.parallel):
         (run_dir / "result.json").write_text(json.dumps(result, indent=2))
 
 

@@ -178,6 +178,9 @@ def _check_overlapped_experts(cfg: PipelineSettings, experts: list[int], path: s
     """A forward and a backward of one rank meet at every exchange of tokens."""
     if not any(experts):
         raise ConfigError(f"{path}.overlap_b_f", True, "overlaps the exchange of tokens; the model has no experts")
+    if 0 in experts:
+        why = f"chunk {experts.index(0)} has no MoE layer: MindFormers would overlap on the other ranks only"
+        raise ConfigError(f"{path}.overlap_b_f", True, why)
     for rank in range(cfg.stages):
         own = [n for n, place in zip(experts, cfg.placement, strict=True) if place == rank]
         if len(set(own)) > 1:

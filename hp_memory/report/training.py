@@ -17,10 +17,10 @@ def write_report(run_dir: Path, result: dict[str, Any]) -> Table:
     """Writes ``report.json``, ``report.html`` and ``loss.png`` into the run directory; returns the table shown.
 
     Args:
-        run_dir: holds ``plan.txt``, ``environment.json`` and ``progress/rank_0.jsonl``.
-        result: rank 0's ``result.json``.
+        run_dir: holds ``plan.txt``, ``environment.json`` and ``progress/``.
+        result: ``result.json`` of the rank that has the losses: its ``rank``, 0 where it names none.
     """
-    records = [record for record in read_progress(run_dir) if "loss" in record]
+    records = [record for record in read_progress(run_dir, result.get("rank", 0)) if "loss" in record]
     environment = json.loads((run_dir / "environment.json").read_text())
     table = _table(result, records)
     data = {"result": result, "losses": [[r["step"], r["loss"]] for r in records], "environment": environment}
@@ -37,10 +37,9 @@ def write_report(run_dir: Path, result: dict[str, Any]) -> Table:
 
 def _table(result: dict[str, Any], records: Sequence[dict[str, Any]]) -> Table:
     seconds = sorted(r["seconds"] for r in records[1:]) or [float("nan")]
-    rows = [
-        ["unigram entropy of the text", f"{result['unigram_entropy']:.3f} nats/token"],
-        ["loss of the first step", f"{records[0]['loss']:.3f}"],
-    ]
+    rows = [["unigram entropy of the text", f"{result['unigram_entropy']:.3f} nats/token"]]
+    if records:
+        rows.append(["loss of the first step", f"{records[0]['loss']:.3f}"])
     # A job that was killed behind its last checkpoint has no step left to do.
     if "mean_of_last_10" in result:
         rows.append(["mean loss of the last 10 steps", f"{result['mean_of_last_10']:.3f}"])

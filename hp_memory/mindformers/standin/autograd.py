@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mindspore import _c_expression as native
 from mindspore.graph.api import _pynative_executor
@@ -61,3 +61,10 @@ def enable_mindspore_backward_compat() -> None:
         setattr(base, name, method)
     for name, slot in _ALIASES.items():
         setattr(base, name, _alias(slot, name in _WRITABLE))
+
+
+def accumulate_backward(outputs: Sequence[object], gradients: Sequence[object]) -> None:
+    """One backward from several outputs; gradients are added up in the leaves' ``grad``."""
+    native.run_backward(
+        tuple(outputs), tuple(gradients), False, False, None, allow_unreachable=True, accumulate_grad=True
+    )

@@ -19,8 +19,11 @@ _PARTS = (
     "dtensor",
     "fully_shard",
     "mesh",
+    "overlap",
     "parallel",
     "placements",
+    "schedules",
+    "stages",
 )
 
 

@@ -67,6 +67,21 @@ class HSDPModule:
         for unit in self._units() if recurse else (self.hsdp_scheduler,):
             unit.reduces = requires_grad_sync
 
+    def set_reshard_after_forward(self, reshard_after_forward: bool, *, recurse: bool = True) -> None:
+        """Whether gathered parameters are dropped between a forward and its backward."""
+        for unit in self._units() if recurse else (self.hsdp_scheduler,):
+            unit.reshard_after_forward = reshard_after_forward
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Whether gathered parameters are dropped after a backward."""
+        for unit in self._units() if recurse else (self.hsdp_scheduler,):
+            unit.reshard_after_backward = reshard_after_backward
+
+    def reduce_gradients(self) -> None:
+        """Sums over the ranks what backwards without synchronisation have added up, of all units inside."""
+        for unit in self._units():
+            unit.reduce_gradients()
+
     def unshard(self, async_op: bool = False) -> None:
         """Gathers this unit's parameters now."""
         self.hsdp_scheduler.unshard()

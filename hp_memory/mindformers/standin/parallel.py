@@ -1,55 +1,11 @@
-"""Pipelines, context parallelism and overlap: importable, and refused when they are used."""
+"""Context parallelism, importable and refused when it is used, and the platform's functions."""
 
 from __future__ import annotations
 
-import enum
 from typing import Any
 
 from hp_memory.errors import NeedsHyperParallel
-
-
-class PipelineStage:
-    """MindFormers derives its stages from it at import."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NeedsHyperParallel("pipeline_parallel", "a pipeline needs several processes")
-
-
-class Schedule1F1B(PipelineStage):
-    """A pipeline schedule."""
-
-
-class ScheduleInterleaved1F1B(PipelineStage):
-    """A pipeline schedule."""
-
-
-class ScheduleGPipe(PipelineStage):
-    """A pipeline schedule."""
-
-
-class MetaStepType(enum.Enum):
-    FWD = "fwd"
-    BWD = "bwd"
-    OVERLAP_B_F = "overlap_b_f"
-
-
-class HookRole(enum.Enum):
-    COMPUTE = "compute"
-    COMM = "comm"
-
-
-class HookCoordinator:
-    """Coordinates two threads in the real package; here nothing is ever overlapped."""
-
-    def is_enabled(self) -> bool:
-        return False
-
-
-class CommComputeOverlap:
-    """Runs a backward beside a forward in the real package."""
-
-    def __init__(self) -> None:
-        raise NeedsHyperParallel("pipeline_parallel_overlap_b_f", "it overlaps two pipeline stages")
+from hp_memory.mindformers.standin import overlap
 
 
 class ContextParallel:
@@ -64,10 +20,12 @@ class AsyncContextParallel(ContextParallel):
 
 
 class _Platform:
-    def differentiable_sync_hook(self, x: Any, hook_name: str, coordinator: Any) -> Any:
-        return x
+    """Where the real package keeps its backend's functions."""
+
+    differentiable_sync_hook = staticmethod(overlap.differentiable_sync_hook)
+    differentiable_all_to_all_single_async = staticmethod(overlap.differentiable_all_to_all_single_async)
 
 
 def get_platform() -> _Platform:
-    """Where the real package keeps its backend's functions."""
+    """The backend's functions."""
     return _Platform()

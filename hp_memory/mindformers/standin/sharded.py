@@ -57,7 +57,7 @@ class Copied(_Held):
         held = local_parameter(parameter, cuts) if before is None else parameter
         super().__init__(owner, name, held, cuts)
 
-    def take_gradient(self, average: bool, reduce: bool) -> None:
+    def take_gradient(self, average: bool) -> None:
         """Adds what a backward left to ``main_grad``, summed over the ranks."""
         grad, self.held.grad = self.held.grad, None
         if grad is not None:
@@ -117,7 +117,7 @@ class Sharded(_Held):
             self.buffer.untyped_storage().resize_(0)
             self.gathered = False
 
-    def take_gradient(self, average: bool, reduce: bool) -> None:
+    def take_gradient(self, average: bool) -> None:
         """Adds this rank's part of what a backward left, summed over the ranks, to ``main_grad``."""
         if self.whole is None or self.whole.grad is None:
             return

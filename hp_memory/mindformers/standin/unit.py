@@ -47,14 +47,15 @@ class Unit:
     Attributes:
         forward_prefetch, backward_prefetch: units gathered while this one computes.
         average: gradients are divided by the number of ranks they are summed over.
-        reduces: gradients are reduced at the end of a backward.
+        reduces: gradients are reduced at the end of a backward; otherwise they stay where it left them.
+        reshard_after_backward: what was gathered is dropped at the end of a backward.
     """
 
     def __init__(self, cell: nn.Cell, mesh: DeviceMesh, reshard_after_forward: bool, whole: Sequence[int]) -> None:
         self.reshard_after_forward = reshard_after_forward
         self.forward_prefetch: list[Unit] = []
         self.backward_prefetch: list[Unit] = []
-        self.average, self.reduces = False, True
+        self.average, self.reduces, self.reshard_after_backward = False, True, True
         self._state = threading.local()
         *copies, shards = (Cut(mesh[name], Replicate()) for name in mesh.mesh_dim_names)
         sharding = (*copies, Cut(shards.mesh, Shard(0)))
@@ -144,9 +145,15 @@ class Unit:
 
     def _after_backward(self) -> None:
         self.state = State.IDLE
+        if self.reduces:
+            self.reduce_gradients()
+        if self.reshard_after_backward:
+            self.reshard()
+
+    def reduce_gradients(self) -> None:
+        """Sums over the ranks what backwards have left since the last time."""
         for parameter in (*self.sharded, *self.copied):
-            parameter.take_gradient(self.average, self.reduces)
-        self.reshard()
+            parameter.take_gradient(self.average)
 
 
 class _Watch(_Function):

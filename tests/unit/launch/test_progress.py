@@ -52,6 +52,12 @@ def test_line_names_the_slowest_rank_and_stalled_ones():
     assert progress_line({0: RankView(0, 0)}) == "1 ranks starting"
 
 
+def test_line_shows_the_last_stages_loss():
+    ranks = views(5, 7)
+    del ranks[0].record["loss"]
+    assert progress_line(ranks) == "step 5  loss 2.5000  0.50 s/step  2/2 ranks"
+
+
 def test_many_ranks_are_shown_by_node():
     ranks = views(*([9, 8] * 32))
     assert [view.rank for view in slowest_of_each_node(ranks)][:3] == [1, 3, 5]

@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 
 from hp_memory.errors import ConfigError
-from hp_memory.mindformers.conflicts import BESIDE_A_PLAN, CONFLICTS, refuse
+from hp_memory.mindformers.conflicts import BESIDE_A_PLAN, CONFLICTS, WITHOUT_A_PLAN, refuse
 
 MOE = {"n_routed_experts": 8}
+# A sound overlap, from which a case takes one thing away.
+OVERLAP = {
+    "pipeline_parallel": 2,
+    "pipeline_parallel_overlap_b_f": True,
+    "pipeline_parallel_schedule": "interleaved_1f1b",
+    "pipeline_parallel_interleave_num": 2,
+    "expert_parallel": 2,
+}
 # One config for each pair: what sets both.
 CASES = {
     ("swap.enable", "parallelism.pipeline_parallel"): {
@@ -17,13 +25,21 @@ CASES = {
     ("parallelism.pipeline_parallel_enable_dxdw_split", "parallelism.pipeline_parallel_overlap_b_f"): {
         "parallelism": {"pipeline_parallel_enable_dxdw_split": True, "pipeline_parallel": 2}
     },
-    ("parallelism.pipeline_parallel_overlap_b_f", "model"): {
-        "parallelism": {"pipeline_parallel_overlap_b_f": True, "pipeline_parallel": 2},
-        "model": {},
-    },
+    ("parallelism.pipeline_parallel_overlap_b_f", "model"): {"parallelism": OVERLAP, "model": {}},
     ("parallelism.pipeline_parallel_overlap_b_f", "parallelism.pipeline_parallel"): {
-        "parallelism": {"pipeline_parallel_overlap_b_f": True},
+        "parallelism": OVERLAP | {"pipeline_parallel": 1},
         "model": MOE,
+    },
+    ("parallelism.pipeline_parallel_overlap_b_f", "parallelism.expert_parallel"): {
+        "parallelism": OVERLAP | {"expert_parallel": 1},
+        "model": MOE,
+    },
+    ("parallelism.pipeline_parallel_overlap_b_f", "parallelism.pipeline_parallel_schedule"): {
+        "parallelism": OVERLAP | {"pipeline_parallel_schedule": "1f1b", "pipeline_parallel_interleave_num": 1},
+        "model": MOE,
+    },
+    ("parallelism.pipeline_parallel_overlap_p2p", "parallelism.pipeline_parallel_schedule"): {
+        "parallelism": {"pipeline_parallel": 2, "pipeline_parallel_overlap_p2p": True},
     },
     ("parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_interleave_num", "1f1b"): {
         "parallelism": {"pipeline_parallel_schedule": "1f1b", "pipeline_parallel_interleave_num": 2}
@@ -40,12 +56,7 @@ CASES = {
     },
     ("recompute.exclude_op", "recompute.mode"): {"recompute": {"exclude_op": ["matmul"]}},
     ("parallelism.moe_token_dispatcher_type", "parallelism.pipeline_parallel_overlap_b_f"): {
-        "parallelism": {
-            "moe_token_dispatcher_type": "alltoall_deredundancy",
-            "expert_parallel": 8,
-            "pipeline_parallel_overlap_b_f": True,
-            "pipeline_parallel": 2,
-        },
+        "parallelism": OVERLAP | {"moe_token_dispatcher_type": "alltoall_deredundancy", "expert_parallel": 8},
         "model": MOE,
     },
     ("parallelism.moe_token_dispatcher_type", "parallelism.expert_parallel"): {
@@ -69,19 +80,32 @@ def test_every_pair_of_the_table_has_a_case():
 
 
 @pytest.mark.parametrize(
-    ("path", "config"),
+    ("path", "config", "why"),
     [
-        ("recompute.mode", {"recompute": {"mode": "full", "full_recompute_layer": ["0"]}}),
-        ("recompute_comm.enable", {"recompute_comm": {"enable": True}}),
-        ("swap.enable", {"swap": {"enable": True}}),
+        ("recompute.mode", {"recompute": {"mode": "full", "full_recompute_layer": ["0"]}}, "wrapped twice"),
+        ("recompute_comm.enable", {"recompute_comm": {"enable": True}}, "wrapped twice"),
+        ("swap.enable", {"swap": {"enable": True}}, "wrapped twice"),
+        (
+            "parallelism.moe_token_dispatcher_type",
+            {"parallelism": {"moe_token_dispatcher_type": "alltoall_deredundancy", "expert_parallel": 8}},
+            "bodies without regions",
+        ),
     ],
 )
-def test_a_plan_beside_mindformers_own_recompute_or_swap(path, config):
+def test_what_cant_be_beside_a_plan(path, config, why):
     refuse(config, with_plan=False)
-    with pytest.raises(ConfigError, match="wrapped twice") as error:
+    with pytest.raises(ConfigError, match=why) as error:
         refuse(config, with_plan=True)
     assert error.value.path == path
-    assert len(BESIDE_A_PLAN) == 3
+    assert sum(conflict.holds(config) for conflict in BESIDE_A_PLAN) == 1
+
+
+def test_what_only_the_callback_makes_good():
+    config = {"parallelism": OVERLAP | {"pipeline_parallel_enable_dxdw_split": True}, "model": MOE}
+    refuse(config, with_plan=True)
+    with pytest.raises(ConfigError, match="HPMemoryCallback runs dx alone") as error:
+        refuse(config, with_plan=False)
+    assert [conflict.path for conflict in WITHOUT_A_PLAN] == [error.value.path]
 
 
 def test_the_string_none_is_no_recompute():

@@ -43,10 +43,9 @@ def test_split_sizes_read_on_a_second_stream_are_refused():
         mindformers_map._exchange_sites(exchange("2.1", enable_async_d2h=True), "experts")
 
 
-@pytest.mark.parametrize("name", ["DeredundancyExpertParallel", "OverlapExpertParallel"])
-def test_a_dispatcher_without_regions_is_refused_by_name(name):
-    derived = type(name, (type(exchange("2.0")),), {})()
-    with pytest.raises(InstallError, match=name):
+def test_a_dispatcher_without_regions_is_refused_by_name():
+    derived = type("DeredundancyExpertParallel", (type(exchange("2.0")),), {})()
+    with pytest.raises(InstallError, match="DeredundancyExpertParallel"):
         mindformers_map._exchange_sites(derived, "experts")
 
 

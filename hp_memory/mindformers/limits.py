@@ -1,0 +1,87 @@
+"""What parallel training can't do under MindFormers, in one table. Data, and one check over it.
+
+``train``, ``export``, ``dryrun`` and ``search`` all read it, so that a config that one of them takes isn't refused by
+the next one, or worse, by the cluster. Each row is about our own settings; ``conflicts`` has what MindFormers' own
+settings exclude in each other. No MindSpore here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hp_memory.errors import ConfigError
+from hp_memory.mindformers.families import FAMILIES
+from hp_memory.pipeline.generate import INTERLEAVED
+
+if TYPE_CHECKING:
+    from hp_memory.config.schema import HPConfig
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A setting that can't be had together with others.
+
+    Attributes:
+        path: the setting that the error names.
+        why: what would happen.
+        holds: True for a config that runs into it.
+        accepted: what ``path`` may be instead, beside the rest of such a config.
+        source: where MindFormers or HyperParallel does so.
+    """
+
+    path: str
+    why: str
+    holds: Callable[[HPConfig], bool]
+    accepted: tuple[Any, ...]
+    source: str
+
+
+def _overlap(cfg: HPConfig) -> bool:
+    return cfg.pipeline.overlap_b_f
+
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        "pipeline.overlap_b_f",
+        "only ranks that exchange tokens have something to overlap; parallel.expert is 1",
+        lambda c: _overlap(c) and c.parallel.expert == 1,
+        (False,),
+        "parallelize.apply_pp: use_ep_overlap",
+    ),
+    Limit(
+        "pipeline.overlap_b_f",
+        "HyperParallel pairs backwards with forwards in its interleaved schedule only, elsewhere MindFormers drops the "
+        "setting without a word; set pipeline.schedule=interleaved_1f1b",
+        lambda c: _overlap(c) and c.pipeline.schedule not in INTERLEAVED,
+        (False,),
+        "pipeline_parallel._create_schedule: filtered_kwargs",
+    ),
+    Limit(
+        "pipeline.overlap_p2p",
+        "HyperParallel defers messages in its interleaved schedule only, elsewhere MindFormers drops the setting "
+        "without a word; set pipeline.schedule=interleaved_1f1b",
+        lambda c: c.pipeline.overlap_p2p and c.pipeline.schedule not in INTERLEAVED,
+        (False,),
+        "pipeline_parallel._create_schedule: filtered_kwargs",
+    ),
+    Limit(
+        "pipeline.split_backward",
+        "MindFormers switches the dx/dw split off unless pipeline.overlap_b_f is on",
+        lambda c: c.pipeline.split_backward and not _overlap(c),
+        (False,),
+        "pipeline_parallel._create_schedule",
+    ),
+)
+
+
+def refuse(cfg: HPConfig) -> None:
+    """Raises ConfigError for the first row that ``cfg`` runs into; other models than MindFormers' have none."""
+    if cfg.model.family not in FAMILIES:
+        return
+    for limit in LIMITS:
+        if limit.holds(cfg):
+            value = functools.reduce(getattr, limit.path.split("."), cfg)
+            raise ConfigError(limit.path, value, limit.why, limit.accepted)

@@ -1,0 +1,60 @@
+"""Every row of the table is run into by a config of its own, and all commands read the table."""
+
+from __future__ import annotations
+
+import pytest
+
+from hp_memory.commands import export
+from hp_memory.config import app as hydra_app
+from hp_memory.errors import ConfigError
+from hp_memory.experiment import desk, workload
+from hp_memory.mindformers import limits
+
+PIPELINE = ("parallel.pipeline=2", "pipeline.stages=2", "pipeline.microbatches=4", "train.micro_batches=4")
+CHUNKS = ("model.num_layers=9", "pipeline.layers_per_stage=[3,2,2,2]")
+INTERLEAVED = (*PIPELINE, *CHUNKS, "pipeline.schedule=interleaved_1f1b", "pipeline.interleave=2")
+OVERLAP = (*INTERLEAVED, "pipeline.overlap_b_f=true", "parallel.data=2", "parallel.expert=2")
+# The setting that is named, what is said of it, and a config.
+CASES = [
+    ("pipeline.overlap_b_f", "have something to overlap", (*INTERLEAVED, "pipeline.overlap_b_f=true")),
+    ("pipeline.overlap_b_f", "pairs backwards", (*PIPELINE, *OVERLAP[-3:])),
+    ("pipeline.overlap_p2p", "defers messages", (*PIPELINE, "pipeline.overlap_p2p=true")),
+    ("pipeline.split_backward", "switches the dx/dw split off", (*INTERLEAVED, "pipeline.split_backward=true")),
+]
+COMMANDS = {
+    "train": desk.checked_plan,
+    "export": export.render,
+    "dryrun": lambda cfg: workload.workload(cfg, cfg.estimate),
+    "search": lambda cfg: workload.workload(cfg, cfg.estimate),
+}
+
+NEEDED = {"export": ["to=mindformers-callback"], "search": ["budget=1GiB"]}
+
+
+def config(command, *overrides):
+    overrides = [*NEEDED.get(command, ()), *overrides]
+    return hydra_app.to_object(hydra_app.compose(command, ["recipe=tiny_deepseek_v3", *overrides]))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("path", "why", "overrides"), CASES)
+def test_every_command_refuses_it(command, path, why, overrides):
+    with pytest.raises(ConfigError, match=why) as error:
+        COMMANDS[command](config(command, *overrides))
+    assert error.value.path == path
+
+
+def test_every_row_has_a_case():
+    found = [[limit.holds(config("train", *overrides)) for limit in limits.LIMITS] for *_, overrides in CASES]
+    assert [sum(row) for row in zip(*found, strict=True)] == [1] * len(limits.LIMITS)
+
+
+def test_a_sound_overlap_passes():
+    limits.refuse(config("train", *OVERLAP, "pipeline.split_backward=true", "pipeline.overlap_p2p=false"))
+    assert "HPMemoryCallback" in export.render(config("export", *OVERLAP))
+
+
+def test_the_reference_model_has_no_rows():
+    cfg = hydra_app.to_object(hydra_app.compose("train", ["recipe=tiny_moe"]))
+    cfg.pipeline.split_backward = True
+    limits.refuse(cfg)
