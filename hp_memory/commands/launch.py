@@ -21,31 +21,31 @@ def run(cfg: HPConfig) -> int:
     joins = _joins_another_node(cfg)
     if cfg.launch.task:
         validate(cfg)
-        only_named = joins or cfg.launch.dry_run
+        only_named = joins is not None or cfg.launch.dry_run
         run_dir = run_dir_path(cfg.run_dir, cfg.run_root, cfg.name) if only_named else _own_run_dir(cfg)
         return launch(launch_settings(cfg), lambda world_size: tuple(cfg.launch.task), run_dir, os.environ)
     if joins:
         checked_plan(cfg)
-        _refuse_other_config(cfg)
-        return launch_workers(cfg, train.WORKERS[cfg.engine], Path(cfg.run_dir))
+        _refuse_other_config(cfg, Path(joins))
+        return launch_workers(cfg, train.WORKERS[cfg.engine], Path(joins))
     return train.run(cfg)
 
 
-def _joins_another_node(cfg: HPConfig) -> bool:
-    """Whether this is a further node started by hand: the run directory is then node 0's, filled already."""
+def _joins_another_node(cfg: HPConfig) -> str | None:
+    """The run directory that node 0 has filled, if this is a further node started by hand; else None."""
     settings = cfg.launch
     if settings.node_rank < 0 or settings.num_nodes < 2 or settings.dry_run:
-        return False
+        return None
     if cfg.run_dir is None:
         raise ConfigError("run_dir", None, "give the same one to every node, on a file system they share")
     if settings.node_rank > 0 and not (Path(cfg.run_dir) / "config.yaml").exists():
         raise ConfigError("run_dir", cfg.run_dir, "node 0 hasn't filled it yet; start node 0 first, with the same one")
-    return settings.node_rank > 0
+    return cfg.run_dir if settings.node_rank > 0 else None
 
 
-def _refuse_other_config(cfg: HPConfig) -> None:
+def _refuse_other_config(cfg: HPConfig, run_dir: Path) -> None:
     """The workers read node 0's config: whatever was typed otherwise here would go unread."""
-    here, there = OmegaConf.structured(cfg), OmegaConf.load(Path(cfg.run_dir) / "config.yaml")
+    here, there = OmegaConf.structured(cfg), OmegaConf.load(run_dir / "config.yaml")
     for group in (name for name in here if name != "launch"):
         if here[group] != there[group]:
             key, mine, theirs = _first_difference(str(group), here[group], there[group])
@@ -54,7 +54,7 @@ def _refuse_other_config(cfg: HPConfig) -> None:
 
 def _first_difference(path: str, mine: Any, theirs: Any) -> tuple[str, Any, Any]:
     if isinstance(mine, DictConfig) and isinstance(theirs, DictConfig):
-        key = next(key for key in mine if key not in theirs or mine[key] != theirs[key])
+        key = next(str(key) for key in mine if key not in theirs or mine[key] != theirs[key])
         return _first_difference(f"{path}.{key}", mine[key], theirs.get(key))
     return path, mine, theirs
 

@@ -115,7 +115,7 @@ def draw(cfg: OffloadConfig, plan: HyperOffloadPlan, run_dir: Path) -> tuple[Tim
     """Simulate with and without the plan; write ``timeline.json`` and ``timeline.png``."""
     times, measured = times_of(cfg, plan.graph)
     before, after = (simulate(p, times, measured) for p in (baseline(plan.graph, plan.settings), plan))
-    record = {"kinds": after.kinds, "without": summary(before), "with": summary(after)}
+    record: dict[str, Any] = {"kinds": after.kinds, "without": summary(before), "with": summary(after)}
     record["transfers"] = [asdict(span) for span in after.transfers]
     record["waits"] = [asdict(span) for span in after.waits]
     write_json(run_dir / "timeline.json", record)

@@ -49,8 +49,10 @@ def compare(run_dir: Path) -> None:
     seconds = _alternate(trainers, batches, job, progress)
     progress.write(phase="resident set", step=job.steps + job.timed_steps)
     for name, trainer in trainers.items():
+        receipt = receipt_of(trainer.model)
+        assert receipt is not None, "every trainer here has a plan"
         found[name] |= {
-            "receipt": receipt_of(trainer.model).to_dict(),
+            "receipt": receipt.to_dict(),
             "difference": differences[name],
             "seconds": _spread(seconds[name]),
             "resident_growth": _resident_growth(trainer, batches.step(0)[0]),

@@ -62,10 +62,11 @@ def run(command: str, args: list[str], body: Callable[[Any], int]) -> int:
 def _flags(command: str, args: Sequence[str]) -> argparse.Namespace:
     parser = get_args_parser()
 
-    def refuse(why: str) -> NoReturn:
-        raise ConfigError(command, " ".join(args), why)
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(command, " ".join(args), message)
 
-    parser.error = refuse  # argparse would print its usage and leave
+    # argparse would print its usage and exit
+    vars(parser)["error"] = refuse
     flags = parser.parse_args(args)
     for name in ("config_name", "config_path", "config_dir"):
         value = getattr(flags, name)
@@ -93,7 +94,7 @@ def jobs(words: list[str], sweep: bool) -> Iterable[list[str]]:
         several = next((o for o in parsed if o.is_sweep_override()), None)
         if several is not None:
             why = "several values: add -m to run one after the other, or write a list: [a,b]"
-            raise ConfigError(several.key_or_group, several.input_line.partition("=")[2], why)
+            raise ConfigError(several.key_or_group, overrides.typed(several).partition("=")[2], why)
         return [words]
     return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
 
@@ -129,7 +130,7 @@ def _misfit(command: str, words: Sequence[str]) -> ConfigError | None:
     try:
         with config.without_types(command):
             plain = _composed(command, words)
-        return first_misfit(config.SCHEMAS[command], OmegaConf.to_container(plain))
+        return first_misfit(config.SCHEMAS[command], plain_data(plain))
     except (HydraException, OmegaConfBaseException, ValueError):
         return None
 
@@ -139,7 +140,7 @@ def _refuse_added_keys(node: DictConfig, prefix: str) -> None:
     schema = OmegaConf.get_type(node)
     known = [f.name for f in dataclasses.fields(schema)] if dataclasses.is_dataclass(schema) else list(node)
     for key in node:
-        path = f"{prefix}{key}"
+        path = f"{prefix}{key!s}"
         if key not in known:
             raise ConfigError(path, str(node[key]), "no such key", [f"{prefix}{k}" for k in known], meant=path)
         child = None if OmegaConf.is_missing(node, key) else node[key]
@@ -162,3 +163,10 @@ def to_object(cfg: DictConfig) -> Any:
         return OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error.full_key or "config"), "", in_words(error)) from error
+
+
+def plain_data(cfg: DictConfig) -> dict[str, Any]:
+    """A composed config as dicts, lists and plain values."""
+    found = OmegaConf.to_container(cfg)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}

@@ -96,10 +96,10 @@ def first_misfit(schema: type, data: Mapping[str, Any], prefix: str = "") -> Con
 
 
 def _misfit_within(kind: Any, value: Any, path: str) -> ConfigError | None:
-    if is_dataclass(kind) and isinstance(value, Mapping):
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, Mapping):
         return first_misfit(kind, value, f"{path}.")
     item = typing.get_args(kind)[0] if typing.get_origin(kind) is list else None
-    if is_dataclass(item) and isinstance(value, list):
+    if isinstance(item, type) and is_dataclass(item) and isinstance(value, list):
         for i, each in enumerate(value):
             found = first_misfit(item, each, f"{path}[{i}].") if isinstance(each, Mapping) else None
             if found is not None:

@@ -48,8 +48,14 @@ def prepare(command: str, overrides: Sequence[str]) -> list[str]:
     return [_prepared(override, entries) for override in parse(overrides)]
 
 
+def typed(override: Override) -> str:
+    """The override as it was typed."""
+    assert override.input_line is not None
+    return override.input_line
+
+
 def _prepared(override: Override, entries: Sequence[str]) -> str:
-    key, text = override.key_or_group, override.input_line
+    key, text = override.key_or_group, typed(override)
     path = next((path for path in entries if key == path or key.startswith(f"{path}.")), None)
     if override.type == OverrideType.DEL:
         if path is None or key == path:

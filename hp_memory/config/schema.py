@@ -188,6 +188,8 @@ _SEEDS, _LARGEST_SEED = ("seed", "train.seed", "data.seed"), 2**32 - 1
 
 def _refuse_unreal_sizes(cfg: HPConfig) -> None:
     for path, most in (*_LARGEST.items(), *((path, _LARGEST_SEED) for path in _SEEDS)):
-        value = functools.reduce(getattr, path.split("."), cfg)
+        value: Any = cfg
+        for name in path.split("."):
+            value = getattr(value, name)
         if value > most:
             raise ConfigError(path, value, f"must be at most {most}")

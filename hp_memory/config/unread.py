@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hp_memory.config.overrides import parse
+from hp_memory.config.overrides import parse, typed
 from hp_memory.errors import ConfigError
 
 
@@ -100,4 +100,4 @@ def refuse(command: str, overrides: Sequence[str], cfg: Any) -> None:
         for unread in UNREAD:
             inside = any(key == k or key.startswith(f"{k}.") for k in unread.keys)
             if unread.command == command and inside and unread.holds(cfg):
-                raise ConfigError(key, override.input_line.partition("=")[2], f"has no effect here: {unread.why}")
+                raise ConfigError(key, typed(override).partition("=")[2], f"has no effect here: {unread.why}")

@@ -44,7 +44,7 @@ def _refuse(cfg: HPConfig) -> None:
         why = "two micro-batches run at once: their working sets together aren't modelled"
         raise ConfigError("pipeline.overlap_b_f", True, why, (False,))
     if cfg.offload != type(cfg.offload)():
-        raise ConfigError("offload", cfg.offload.mode, "acts on compiled graphs; the dry run traces eager code")
+        raise ConfigError("offload", cfg.offload.auto_offload, "acts on compiled graphs; the dry run traces eager code")
     _refuse_family(cfg)
 
 

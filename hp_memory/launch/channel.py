@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from hp_memory.launch import failure, wire
 from hp_memory.launch.plan import LaunchPlan, NodePlan, reach
@@ -80,11 +81,12 @@ class Channel:
                 text=True,
                 start_new_session=True,
             )
-        wire.send(self.process.stdin, order)
+        self._orders, self._words = _pipes(self.process)
+        wire.send(self._orders, order)
         threading.Thread(target=self._read, args=(inbox,), daemon=True).start()
 
     def _read(self, inbox: queue.Queue) -> None:
-        for line in self.process.stdout:
+        for line in self._words:
             message = wire.parse(line)
             if message is not None:
                 self.heard = time.monotonic()
@@ -95,8 +97,8 @@ class Channel:
     def word(self, text: str = wire.ALIVE) -> None:
         """Says a word to the node; a broken pipe shows as the end of its messages."""
         with contextlib.suppress(OSError, ValueError):
-            self.process.stdin.write(text + "\n")
-            self.process.stdin.flush()
+            self._orders.write(text + "\n")
+            self._orders.flush()
 
     def silence(self) -> float:
         """Seconds since it was last heard."""
@@ -109,9 +111,16 @@ class Channel:
     def close(self) -> None:
         """Ends the connection; the node program ends what it started when its stdin does."""
         with contextlib.suppress(OSError, ValueError):
-            self.process.stdin.close()
+            self._orders.close()
         try:
             self.process.wait(timeout=1)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    """A process's stdin and stdout, both of which were asked for."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout

@@ -96,7 +96,7 @@ def own_addresses() -> frozenset[str]:
 def address_of(name: str) -> str | None:
     """The IPv4 address of a host, or None where it doesn't resolve. msrun has no IPv6."""
     try:
-        return socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        return str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except OSError:
         return None
 

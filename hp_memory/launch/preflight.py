@@ -40,7 +40,8 @@ class Answer:
 
     rank: int
     host: str
-    facts: dict | None
+    facts: dict
+    """What it said of itself; empty where it didn't answer."""
     sent: float
     received: float
     error: str = ""
@@ -124,7 +125,7 @@ def ask_nodes(plan: LaunchPlan) -> list[Answer]:
     sent = time.time()
     replies = ask(plan, {node.rank: question(plan, node) for node in plan.nodes}, ANSWER)
     return [
-        Answer(node.rank, node.host, reply.message, sent, reply.received, reply.error)
+        Answer(node.rank, node.host, reply.message or {}, sent, reply.received, reply.error)
         for node in plan.nodes
         for reply in [replies[node.rank]]
     ]
@@ -145,7 +146,7 @@ def question(plan: LaunchPlan, node: NodePlan) -> dict:
 
 def judge(plan: LaunchPlan, answers: list[Answer], token: str) -> list[Check]:
     """The table's lines from the nodes' answers."""
-    lost = [answer for answer in answers if answer.facts is None]
+    lost = [answer for answer in answers if not answer.facts]
     if lost:
         text = "; ".join(f"{answer.host}: {answer.error}" for answer in lost)
         return [Check("reachable", "bad", text)]

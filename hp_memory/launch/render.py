@@ -88,7 +88,7 @@ def _shell_word(word: str) -> str:
 def _job(plan: LaunchPlan, template: str) -> str:
     volcano = plan.settings.volcano
     workers = len(plan.nodes[0].ranks)
-    resources = {volcano.device_resource: workers} if volcano.device_resource else {}
+    resources: dict[str, int | str] = {volcano.device_resource: workers} if volcano.device_resource else {}
     if volcano.memory:
         resources["memory"] = json.dumps(volcano.memory)
     script = str(Path(plan.run_dir) / "launch" / NODE_SCRIPT)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import IO
 
 # Login shells and srun print their own lines into the same stream; ours are marked.
 MARK = "@hp "
@@ -15,7 +15,7 @@ STOP = "stop"
 ALIVE = "."
 
 
-def send(stream: TextIO, message: dict) -> bool:
+def send(stream: IO[str], message: dict) -> bool:
     """Writes one message; False where no one reads any more."""
     try:
         stream.write(MARK + json.dumps(message) + "\n")

@@ -79,7 +79,8 @@ def make_layout(
     if keep_outputs and default == "save" and not recompute:
         raise ConfigError(f"{path}.keep_outputs", True, "has no effect where nothing is replayed")
     named: dict[str, Action] = {}
-    for action, names in (("save", save), ("recompute", recompute)):
+    given: tuple[tuple[Action, Sequence[str]], ...] = (("save", save), ("recompute", recompute))
+    for action, names in given:
         if names and action == default:
             raise ConfigError(f"{path}.{action}", list(names), f"has no effect: {action} is the default already")
         for i, entry in enumerate(names):

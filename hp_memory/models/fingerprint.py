@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 
 from hp_memory.layout import REGIONS_OF_KIND, ModelFingerprint
+from hp_memory.layout.regions import Kind
 from hp_memory.models.settings import ModelSettings
 
 # These change how a model is trained, not which model it is: a checkpoint made with others still fits.
@@ -22,6 +23,6 @@ def fingerprint(model: ModelSettings) -> ModelFingerprint:
     return ModelFingerprint(model.family, kinds, regions, digest)
 
 
-def _regions(model: ModelSettings, kind: str) -> tuple[str, ...]:
+def _regions(model: ModelSettings, kind: Kind) -> tuple[str, ...]:
     missing = () if model.shared_experts else ("shared_experts",)
     return tuple(region for region in REGIONS_OF_KIND[kind] if region not in missing)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from hp_memory.errors import ConfigError
+from hp_memory.layout.regions import Kind
 
 REFERENCE = "reference"
 SCORINGS = ("softmax", "sigmoid")
@@ -109,10 +110,13 @@ class ModelSettings:
             raise ConfigError(f"{path}.head_dim", self.head_dim, "rotary positions need an even width")
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def kinds(self) -> tuple[Kind, ...]:
         """The kind of each layer, MTP layers last."""
         moe = self.num_layers - self.first_dense_layers
-        return ("dense",) * self.first_dense_layers + ("moe",) * moe + ("mtp",) * self.mtp_layers
+        sizes: tuple[tuple[Kind, int], ...] = (
+            ("dense", self.first_dense_layers), ("moe", moe), ("mtp", self.mtp_layers),
+        )  # fmt: skip
+        return tuple(kind for kind, count in sizes for _ in range(count))
 
 
 CONTEXT_METHODS = ("colossal", "ulysses")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class BlockSites:
 
     layer: int
     kind: str
-    container: object
+    container: Any
     key: int | str
     path: str
     sites: tuple[Site, ...]

@@ -28,6 +28,7 @@ class _InFlight:
 
     def held(self, parameters: frozenset[int]) -> dict[int, int]:
         """Storages that autograd holds for this micro-batch now, replayed ones too: address -> bytes."""
+        assert self.observation is not None, "asked of an observed micro-batch only"
         return held.saved(self.observation, parameters) | held.replayed(self.session.living(), parameters)
 
 
@@ -101,6 +102,7 @@ class Chunk:
     def dw(self, micro: int) -> None:
         """Gradients of the weights, added to ``self.grads``."""
         flight = self._take(micro, "W")
+        assert flight.split is not None, "dx comes first"
         with flight.session.use("dw"):
             found = flight.split.dw()
         del self._flying[micro]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hp_memory.pipeline.schedule import Step
 from hp_memory.pipeline.simulate import Span, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLOURS = {"F": "#9ecae1", "R": "#fdd0a2", "B": "#74c476", "W": "#c7e9c0", "BW": "#31a354"}
 # Inches; matplotlib draws no picture wider than 65535 dots.
@@ -41,7 +45,7 @@ def as_text(timeline: Timeline) -> str:
     return "\n".join(lines)
 
 
-def _box(axes, timeline: Timeline, span: Span, later: bool) -> None:
+def _box(axes: Axes, timeline: Timeline, span: Span, later: bool) -> None:
     axes.barh(
         span.rank,
         span.end - span.start,

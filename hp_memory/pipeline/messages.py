@@ -11,36 +11,36 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 
 from hp_memory.errors import ScheduleError
-from hp_memory.pipeline.schedule import COMPUTE, MESSAGES, Schedule, Step
+from hp_memory.pipeline.schedule import COMPUTE, MESSAGES, Op, Schedule, Step
 
 Channel = tuple[int, int]
-RECEIVES = {"SF": "RF", "SB": "RB"}
+RECEIVES: dict[Op, Op] = {"SF": "RF", "SB": "RB"}
 
 
 def message_after(step: Step, placement: tuple[int, ...]) -> Step | None:
     """The send that follows a compute step, or None where the next chunk is on the same rank or there is none."""
     if step.op == "F" and step.chunk + 1 < len(placement):
-        target, op = step.chunk + 1, "SF"
+        target = step.chunk + 1
     elif step.op in ("B", "BW") and step.chunk > 0:
-        target, op = step.chunk - 1, "SB"
+        target = step.chunk - 1
     else:
         return None
     if placement[target] == placement[step.chunk]:
         return None
-    return Step(op, target, step.micro, placement[target])  # type: ignore[arg-type]
+    return Step("SF" if step.op == "F" else "SB", target, step.micro, placement[target])
 
 
 def message_before(step: Step, placement: tuple[int, ...]) -> Step | None:
     """The receive that a compute step needs, or None where its input is at home."""
     if step.op == "F" and step.chunk > 0:
-        source, op = step.chunk - 1, "RF"
+        source = step.chunk - 1
     elif step.op in ("B", "BW") and step.chunk + 1 < len(placement):
-        source, op = step.chunk + 1, "RB"
+        source = step.chunk + 1
     else:
         return None
     if placement[source] == placement[step.chunk]:
         return None
-    return Step(op, step.chunk, step.micro, placement[source])  # type: ignore[arg-type]
+    return Step("RF" if step.op == "F" else "RB", step.chunk, step.micro, placement[source])
 
 
 def _sent(schedule: Schedule) -> dict[Channel, deque[Step]]:
@@ -50,7 +50,7 @@ def _sent(schedule: Schedule) -> dict[Channel, deque[Step]]:
         for step in row:
             send = message_after(step, schedule.placement) if step.op in COMPUTE else None
             if send is not None:
-                channels[rank, send.peer].append(Step(RECEIVES[send.op], send.chunk, send.micro, rank))
+                channels[rank, send.partner].append(Step(RECEIVES[send.op], send.chunk, send.micro, rank))
     return channels
 
 
@@ -63,7 +63,7 @@ def add_messages(schedule: Schedule) -> Schedule:
         for step in steps:
             wanted = message_before(step, schedule.placement)
             while wanted is not None and wanted not in here:
-                queue = channels[wanted.peer, rank]
+                queue = channels[wanted.partner, rank]
                 if not queue:
                     raise ScheduleError(f"{schedule.name}: rank {rank} needs {wanted}, which nobody sends")
                 taken = queue.popleft()
@@ -103,12 +103,12 @@ class _Wires:
         return True
 
     def _send(self, rank: int, step: Step) -> bool:
-        expected = Step(RECEIVES[step.op], step.chunk, step.micro, rank)  # type: ignore[arg-type]
-        queue = self.queues[rank, step.peer]
+        expected = Step(RECEIVES[step.op], step.chunk, step.micro, rank)
+        queue, peer = self.queues[rank, step.partner], step.partner
         if self.buffer is not None and len(queue) >= self.buffer:
-            if self.buffer or self.next(step.peer) != expected:
+            if self.buffer or self.next(peer) != expected:
                 return False
-            self.at[step.peer] += 1  # a rendezvous: both sides pass at once
+            self.at[peer] += 1  # a rendezvous: both sides pass at once
         else:
             queue.append(expected)
             self.deepest = max(self.deepest, len(queue))
@@ -116,7 +116,7 @@ class _Wires:
         return True
 
     def _receive(self, rank: int, step: Step) -> bool:
-        queue = self.queues[step.peer, rank]
+        queue = self.queues[step.partner, rank]
         if not queue:
             return False
         if queue[0] != step:

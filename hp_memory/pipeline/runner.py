@@ -65,7 +65,7 @@ class RankRunner:
 
     def ready(self) -> bool:
         """Whether the next step can run without waiting for another rank."""
-        return not self.done and (self.step.op not in ("RF", "RB") or self.transport.ready(self.step.peer))
+        return not self.done and (self.step.op not in ("RF", "RB") or self.transport.ready(self.step.partner))
 
     def advance(self) -> None:
         """Run the next step."""
@@ -80,9 +80,9 @@ class RankRunner:
 
     def _run(self, step: Step) -> None:
         if step.op in RECEIVES:
-            self.transport.send(step.peer, self._outbox.pop((step.op[1], step.chunk, step.micro)))
+            self.transport.send(step.partner, self._outbox.pop((step.op[1], step.chunk, step.micro)))
         elif step.op in ("RF", "RB"):
-            self._inbox[step.op[1], step.chunk, step.micro] = self.transport.receive(step.peer)
+            self._inbox[step.op[1], step.chunk, step.micro] = self.transport.receive(step.partner)
         elif step.op == "F":
             self._forward(step)
         elif step.op == "R":

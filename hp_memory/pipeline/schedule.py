@@ -44,6 +44,12 @@ class Step:
     micro: int
     peer: int | None = None
 
+    @property
+    def partner(self) -> int:
+        """The other rank of a message, which every message has."""
+        assert self.peer is not None, self
+        return self.peer
+
     def __str__(self) -> str:
         where = "" if self.peer is None else f"@{self.peer}"
         return f"{self.op}{self.micro}.{self.chunk}{where}"

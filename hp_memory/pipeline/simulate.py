@@ -122,6 +122,7 @@ def _explain_deadlock(clock: _Clock) -> str:
             words.append(f"rank {rank} has no step left")
             break
         step, wanted = clock.schedule.rows[rank][clock.at[rank]], clock.missing(rank)
+        assert wanted is not None, "a rank that is blocked waits for a step"
         owner = clock.schedule.placement[wanted.chunk]
         words.append(f"rank {rank} at {step} waits for {wanted} of rank {owner}")
         rank = owner

@@ -124,7 +124,10 @@ class SplitBackward:
             SessionError: before dx, or a second time.
         """
         self._enter("dx done", "dw")
-        self._graph.cut_at_boundary()
+        graph = self._graph
+        if graph is None:
+            raise SessionError("dw: the graph is gone, since dx failed; run the forward again")
+        graph.cut_at_boundary()
         try:
             return _engine(self._edges, self._grads, self._weights, retain=False)
         finally:

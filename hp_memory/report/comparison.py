@@ -163,7 +163,7 @@ def _expected(layouts: Layouts) -> list[Table]:
     return [counts, _tensors(known)]
 
 
-def _tensors(known: Layouts) -> Table:
+def _tensors(known: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
     """The first MoE block tensor by tensor: bytes where a layout should hold it and does."""
     layer = max(e["layer"] for entries in known.values() for e in entries)
     tensors: dict[tuple[str, str, str], dict[str, str]] = {}

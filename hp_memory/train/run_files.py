@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -12,6 +12,7 @@ from hp_memory.models.settings import ModelSettings, ParallelSettings
 from hp_memory.train.settings import DataSettings, TrainSettings
 
 CONFIG = "config.yaml"
+Group = TypeVar("Group")
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,22 @@ def read_settings(run_dir: Path) -> RunSettings:
         FileNotFoundError: without a config.
         omegaconf.errors.OmegaConfBaseException: for keys that the settings don't have, or values of another type.
     """
-    config = OmegaConf.load(run_dir / CONFIG)
+    config = read_config(run_dir)
     return RunSettings(
-        _typed(config, "model", ModelSettings),
-        _typed(config, "parallel", ParallelSettings),
-        _typed(config, "data", DataSettings),
-        _typed(config, "train", TrainSettings),
+        typed_group(config, "model", ModelSettings),
+        typed_group(config, "parallel", ParallelSettings),
+        typed_group(config, "data", DataSettings),
+        typed_group(config, "train", TrainSettings),
     )
 
 
-def _typed(config: DictConfig, group: str, schema: type) -> Any:
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), config[group]))
+def read_config(run_dir: Path) -> DictConfig:
+    """The resolved ``config.yaml`` of a run directory."""
+    config = OmegaConf.load(run_dir / CONFIG)
+    assert isinstance(config, DictConfig), "a run's config is a mapping"
+    return config
+
+
+def typed_group(config: DictConfig, group: str, schema: type[Group]) -> Group:
+    """One group of a run's config as its settings."""
+    return cast(Group, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), config[group])))

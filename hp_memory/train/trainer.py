@@ -48,16 +48,17 @@ class Trainer:
                 not begun.
         """
         self._after_forward = after_forward
-        losses, total = [], None
+        losses: list[Tensor] = []
+        total: list[Tensor] = []
         try:
             for micro in batch:
                 loss, grads = self._value_and_grad(Tensor(micro.tokens), Tensor(micro.labels))
                 losses.append(loss)
-                total = grads if total is None else [a + b for a, b in zip(total, grads, strict=True)]
+                total = [*grads] if not total else [a + b for a, b in zip(total, grads, strict=True)]
         finally:
             self._after_forward = None
         scale = 1.0 / (len(batch) * self.groups.world.size)
-        return self._mean_loss(losses), self._average(list(total), scale)
+        return self._mean_loss(losses), self._average(total, scale)
 
     def apply(self, grads: Sequence[Tensor]) -> None:
         """The optimizer's update."""

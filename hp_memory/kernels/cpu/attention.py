@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from mindspore import Tensor, mint, ops
@@ -22,7 +23,7 @@ class _CausalAttention(_Function):
     """Saves what FlashAttentionScoreGrad reads: q, k, v, the output, and the softmax's maximum and sum per row."""
 
     @staticmethod
-    def forward(ctx, q, k, v):
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = _scores(q, k)
         weights = ops.softmax(scores, -1)
         out = _join(_matmul(weights, _share(v, q)))
@@ -33,7 +34,7 @@ class _CausalAttention(_Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, out, top, total = ctx.saved_tensors
         seq, scale = q.shape[2], q.shape[3] ** -0.5
         weights = mint.exp(_scores(q, k) - _per_row(top, seq)) / _per_row(total, seq)

@@ -8,6 +8,7 @@ is to end the process.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mindspore.mint.distributed as dist
 from mindspore import Tensor, mint, ops
@@ -20,12 +21,12 @@ class _AllToAll(_Function):
     """Saves nothing: the gradient travels back with the split sizes swapped."""
 
     @staticmethod
-    def forward(ctx, x, out_splits, in_splits, group):
+    def forward(ctx: Any, x: Tensor, out_splits: tuple[int, ...], in_splits: tuple[int, ...], group: Group) -> Tensor:
         ctx.way = (out_splits, in_splits, group)
         return exchange(x, out_splits, in_splits, group)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         out_splits, in_splits, group = ctx.way
         return exchange(grad, in_splits, out_splits, group), None, None, None
 
@@ -81,34 +82,34 @@ def _own_part(x: Tensor, group: Group) -> Tensor:
 
 class _AllGather(_Function):
     @staticmethod
-    def forward(ctx, x, group):
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return mint.cat(gather_list(x, group), 0)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _own_part(reduce_sum(grad, ctx.group), ctx.group), None
 
 
 class _ReduceScatter(_Function):
     @staticmethod
-    def forward(ctx, x, group):
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return _own_part(reduce_sum(x, group), group)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return mint.cat(gather_list(grad, ctx.group), 0), None
 
 
 class _AllReduce(_Function):
     @staticmethod
-    def forward(ctx, x, group):
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return reduce_sum(x, group)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return reduce_sum(grad, ctx.group), None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from mindspore import Tensor, mint, ops
 from mindspore.common._grad_function import _Function
@@ -15,12 +16,12 @@ class _GroupedMatmul(_Function):
     """Saves what the Ascend primitive's backward reads: x, the weights and the group list."""
 
     @staticmethod
-    def forward(ctx, x, weight, group_list):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, group_list: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, group_list)
         return _rows([mint.matmul(x[a:b], weight[g]) for g, a, b in _groups(group_list)], (weight.shape[2],), x)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, group_list = ctx.saved_tensors
         groups = list(_groups(group_list))
         dx = _rows([_right_turned(grad[a:b], weight[g]) for g, a, b in groups], (weight.shape[1],), x)
@@ -61,13 +62,13 @@ class _Swiglu(_Function):
     """Saves its input only, as Ascend's SwigluGrad does."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         gate, up = _halves(x)
         return gate * mint.sigmoid(gate) * up
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         gate, up = _halves(x)
         sigmoid = mint.sigmoid(gate)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mindspore import Tensor, ops
 from mindspore.common._grad_function import _Function
 
@@ -13,12 +15,12 @@ class _CrossEntropy(_Function):
     """Saves the logits and the labels."""
 
     @staticmethod
-    def forward(ctx, logits, labels):
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         ctx.save_for_backward(logits, labels)
         return _loss(logits, labels)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         logits, labels = ctx.saved_tensors
         return _gradient(logits, labels) * grad, None
 

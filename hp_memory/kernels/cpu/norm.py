@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mindspore import Tensor, mint, ops
 from mindspore.common._grad_function import _Function
 
@@ -12,13 +14,13 @@ class _RmsNorm(_Function):
     """Saves what Ascend's RmsNormGrad reads: x, the reciprocal deviation per row, and the weight."""
 
     @staticmethod
-    def forward(ctx, x, weight, eps):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rstd = ops.rsqrt(mint.mean(x * x, -1, True) + eps)
         ctx.save_for_backward(x, rstd, weight)
         return x * spread_column(rstd, x.shape[1]) * spread_row(weight, x.shape[0])
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, rstd, weight = ctx.saved_tensors
         rstd = spread_column(rstd, x.shape[1])
         unit = x * rstd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from mindspore import Tensor, mint, ops
@@ -15,14 +16,14 @@ class _RotaryQkv(_Function):
     """Saves no activation: a rotation's gradient is the rotation back. The tables belong to the model."""
 
     @staticmethod
-    def forward(ctx, qkv, cos, sin, heads, kv_heads):
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
         ctx.way = (cos, sin, heads, kv_heads)
         seq, dim = cos.shape
         total = heads + 2 * kv_heads
         batch = qkv.shape[0] // seq
         rows = qkv.reshape(-1, dim)
 
-        def pick(first, count):
+        def pick(first: int, count: int) -> Tensor:
             return ops.gather(rows, heads_first(batch, seq, total, first, count), 0)
 
         q, k, v = pick(0, heads), pick(heads, kv_heads), pick(heads + kv_heads, kv_heads)
@@ -30,7 +31,7 @@ class _RotaryQkv(_Function):
         return tuple(part.reshape(batch, -1, seq, dim) for part in (q, k, v))
 
     @staticmethod
-    def backward(ctx, dq, dk, dv):
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin, heads, kv_heads = ctx.way
         batch, _, seq, dim = dq.shape
         dq, dk = _rotate(dq.reshape(-1, dim), cos, -sin), _rotate(dk.reshape(-1, dim), cos, -sin)

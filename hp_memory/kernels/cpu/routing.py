@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from mindspore import Tensor, mint, ops
 from mindspore.common._grad_function import _Function
@@ -13,7 +15,7 @@ class _TopK(_Function):
     """Saves the chosen indices only."""
 
     @staticmethod
-    def forward(ctx, scores, k):
+    def forward(ctx: Any, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         # A stable sort, so that ties fall to the lower expert on every machine.
         chosen = np.argsort(-scores.asnumpy(), axis=-1, kind="stable")[:, :k].astype(np.int32)
         indices = Tensor(chosen)
@@ -23,7 +25,7 @@ class _TopK(_Function):
         return mint.gather(scores, 1, indices), indices
 
     @staticmethod
-    def backward(ctx, grad, _):
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
         (indices,) = ctx.saved_tensors
         return ops.tensor_scatter_elements(ops.zeros(ctx.shape, grad.dtype), indices, grad, axis=1), None
 
@@ -42,7 +44,7 @@ class _TokenPermute(_Function):
     """Saves the place of each row, as Ascend's MoeTokenPermuteGrad reads it."""
 
     @staticmethod
-    def forward(ctx, x, indices):
+    def forward(ctx: Any, x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
         k = indices.shape[1]
         order = np.argsort(indices.asnumpy().ravel(), kind="stable")
         place = np.empty_like(order)
@@ -54,7 +56,7 @@ class _TokenPermute(_Function):
         return ops.gather(x, Tensor((order // k).astype(np.int32)), 0), places
 
     @staticmethod
-    def backward(ctx, grad, _):
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
         (places,) = ctx.saved_tensors
         copies = [ops.gather(grad, place, 0) for place in _columns(places.reshape(-1, ctx.k))]
         return sum(copies[1:], copies[0]), None
@@ -77,14 +79,14 @@ class _TokenUnpermute(_Function):
     """Saves what Ascend's MoeTokenUnpermuteGrad reads: the rows, their places and the weights."""
 
     @staticmethod
-    def forward(ctx, rows, places, probs):
+    def forward(ctx: Any, rows: Tensor, places: Tensor, probs: Tensor) -> Tensor:
         ctx.save_for_backward(rows, places, probs)
         weights = [spread_column(column.reshape(-1, 1), rows.shape[1]) for column in _columns(probs)]
         parts = [copy * weight for copy, weight in zip(_copies(rows, places, probs), weights, strict=True)]
         return sum(parts[1:], parts[0])
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
         rows, places, probs = ctx.saved_tensors
         dprobs = [mint.sum(copy * grad, -1, True) for copy in _copies(rows, places, probs)]
         order = np.argsort(places.asnumpy(), kind="stable")
@@ -113,12 +115,12 @@ class _Reorder(_Function):
     """Saves the way back, which is all a permutation's gradient needs."""
 
     @staticmethod
-    def forward(ctx, x, order, back):
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
         return take_rows(x, order)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (back,) = ctx.saved_tensors
         return take_rows(grad, back), None, None
 

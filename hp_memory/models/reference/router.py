@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore import dtype as mstype
@@ -16,12 +18,12 @@ class _WithLoss(_Function):
     """Passes a tensor through and gives an auxiliary loss the gradient 1 of a term added to the model's loss."""
 
     @staticmethod
-    def forward(ctx, x, loss):
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
         ctx.like = (loss.shape, loss.dtype)
         return x + 0
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         shape, dtype = ctx.like
         return grad, ops.ones(shape, dtype)
 

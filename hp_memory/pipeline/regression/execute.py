@@ -23,7 +23,7 @@ from hp_memory.pipeline.regression.cases import Case
 from hp_memory.pipeline.regression.job import Result
 from hp_memory.pipeline.regression.model import EMBEDDING, HEAD, Bench
 from hp_memory.pipeline.regression.probes import Probes
-from hp_memory.pipeline.regression.reference import Arrays, Reference, compute
+from hp_memory.pipeline.regression.reference import Arrays, Reference, array_of, compute
 from hp_memory.pipeline.runner import RankRunner, run_local, run_rank
 from hp_memory.pipeline.schedule import COMPUTE, Schedule, Step
 from hp_memory.pipeline.session import check_all_closed
@@ -115,7 +115,7 @@ class Executor:
         start = _offset()
         watched = _watch(built.chunks)
         losses = self._execute(case, schedule, built)
-        own = {w.name: g.asnumpy() for c in built.chunks.values() for w, g in zip(c.weights, c.grads, strict=True)}
+        own = {w.name: array_of(g) for c in built.chunks.values() for w, g in zip(c.weights, c.grads, strict=True)}
         chunk_of = {w.name: i for i, c in built.chunks.items() for w in c.weights}
         total = self._tied_total(own, schedule)
         forwards = case.microbatches * sum(map(len, built.layers.values()))

@@ -49,11 +49,17 @@ def compute(bench: Bench, case: Case) -> Reference:
     return Reference(tuple(losses), tuple(grads), whole_loss, None if case.aux_loss else whole)
 
 
+def array_of(gradient: Tensor | None) -> np.ndarray:
+    """A gradient that must be there."""
+    assert gradient is not None
+    return gradient.asnumpy()
+
+
 def _one(part: Part, tokens: Tensor, labels: Tensor, micros: int) -> tuple[float, Arrays]:
     weights = part.trainable_params()
     loss = record(part, tokens, labels)
     found = whole_backward((loss,), (ops.ones_like(loss) / micros,), weights)
-    return float(loss.asnumpy()), {w.name: g.asnumpy() for w, g in zip(weights, found, strict=True)}
+    return float(loss.asnumpy()), {w.name: array_of(g) for w, g in zip(weights, found, strict=True)}
 
 
 def _whole_batch(part: Part, tokens: np.ndarray, labels: np.ndarray) -> tuple[float, Arrays]:
@@ -61,7 +67,7 @@ def _whole_batch(part: Part, tokens: np.ndarray, labels: np.ndarray) -> tuple[fl
     everything = Tensor(tokens.reshape(-1, tokens.shape[-1])), Tensor(labels.reshape(-1, labels.shape[-1]))
     loss = record(tied_loss, part, *everything)
     found = whole_backward((loss,), (ops.ones_like(loss),), weights)
-    return float(loss.asnumpy()), {w.name: g.asnumpy() for w, g in zip(weights, found, strict=True)}
+    return float(loss.asnumpy()), {w.name: array_of(g) for w, g in zip(weights, found, strict=True)}
 
 
 def tie(grads: Mapping[str, np.ndarray]) -> Arrays:

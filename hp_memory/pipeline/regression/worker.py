@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 from hp_memory.pipeline.regression.cases import expand
 from hp_memory.pipeline.regression.execute import Executor
@@ -18,15 +16,16 @@ from hp_memory.pipeline.regression.job import Job, Result, read_job, write_resul
 from hp_memory.pipeline.regression.model import Bench
 from hp_memory.runs.progress import Progress
 from hp_memory.train.process import Groups, run_worker, start
+from hp_memory.train.run_files import read_config, typed_group
 
 log = logging.getLogger(__name__)
 
 
 def main(run_dir: Path) -> None:
     """Runs every case of the matrix and writes ``results/rank_<r>.json``."""
-    config, job = OmegaConf.load(run_dir / "config.yaml"), read_job(run_dir)
-    model = ModelSettings(**OmegaConf.to_container(config.model))
-    parallel = ParallelSettings(**OmegaConf.to_container(config.parallel))
+    config, job = read_config(run_dir), read_job(run_dir)
+    model = typed_group(config, "model", ModelSettings)
+    parallel = typed_group(config, "parallel", ParallelSettings)
     groups = start(parallel)
     rank = groups.world.index
     executor = _executor(model, parallel, job, groups)
@@ -49,7 +48,7 @@ def _executor(model: ModelSettings, parallel: ParallelSettings, job: Job, groups
         return Executor(bench)
     stage, within = divmod(groups.world.index, parallel.data)
     peers = [s * parallel.data + within for s in range(parallel.pipeline)]
-    return Executor(bench, stage, peers, groups.world.name)
+    return Executor(bench, stage, peers, groups.world.name or "")
 
 
 def _word(result: Result) -> str:
