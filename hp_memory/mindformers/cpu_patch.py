@@ -15,7 +15,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
-from hp_memory.mindformers import cpu_kernels, cpu_ops
+from hp_memory.mindformers import cpu_grads, cpu_kernels, cpu_ops
 
 _MOE = "mindformers.pynative.transformers.moe"
 _LAYERS = "mindformers.pynative.layers"
@@ -108,6 +108,7 @@ def apply() -> tuple[str, ...]:
         replaced.append(f"{module}.{name}")
     _materialise_on_cpu()
     _clear_aux_losses_by_assignment()
+    cpu_grads.apply()
     return tuple(replaced)
 
 

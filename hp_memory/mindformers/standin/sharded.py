@@ -14,6 +14,7 @@ from mindspore import Parameter, Tensor, mint, nn
 from mindspore.graph.api import _no_grad
 
 from hp_memory.kernels.cpu import collectives
+from hp_memory.mindformers.cpu_grads import add_in_order
 from hp_memory.mindformers.standin.layouts import Cut
 from hp_memory.mindformers.standin.parameters import layout_of, local_parameter, spread
 
@@ -34,6 +35,7 @@ class _Held:
     def __init__(self, owner: nn.Cell, name: str, held: Parameter, cuts: tuple[Cut, ...]) -> None:
         self.owner, self.name, self.held, self.cuts = owner, name, held, cuts
         held.held_by_unit = True
+        add_in_order(held)
         held.main_grad = None
         self._put(held)
 
@@ -106,6 +108,7 @@ class Sharded(_Held):
         # Of the full shape from the start: autograd remembers it. A Parameter copies what it is made of.
         whole = Parameter(self.buffer, name=self.held.name, requires_grad=self.held.requires_grad)
         whole.held_by_unit = True
+        add_in_order(whole)
         return whole if self.before is None else spread(whole, self.before)
 
     def reshard(self) -> None:
