@@ -28,10 +28,15 @@ def add_single_activation_operations(draft: Draft, info: OffloadInfo, outputs_of
         draft.operations.add_after(len(draft.graph.nodes) - 1, reload)
 
 
-def add_activation_operations(draft: Draft, infos: list[OffloadInfo]) -> None:
+def add_activation_operations(draft: Draft, infos: list[OffloadInfo], peak: bool) -> None:
+    """Insert the copies of all chosen data.
+
+    Of a datum that is listed several times among the graph's outputs the distance strategy rewires the first only: the
+    others keep the freed buffer, which is a hazard.
+    """
     outputs_of: dict[Output, list[int]] = {}
     for position, source in enumerate(draft.graph.outputs):
-        if isinstance(source, Output):
+        if isinstance(source, Output) and (peak or source not in outputs_of):
             outputs_of.setdefault(source, []).append(position)
     for info in infos:
         add_single_activation_operations(draft, info, outputs_of)

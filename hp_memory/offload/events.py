@@ -7,7 +7,7 @@ it is done and the copy has arrived. A reload is waited for right before its fir
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 
 from hp_memory.offload.draft import Draft
 from hp_memory.offload.graph import CONDITION_SWITCH, Output
@@ -28,34 +28,45 @@ from hp_memory.offload.operations import (
     TRANSFER_STREAM,
     WRITE_BACK,
     Datum,
+    Input,
     Operation,
 )
 
 Spans = dict[Datum, tuple[int, int]]
 
 
-def add_event_nodes(draft: Draft, release_distance: Callable[[Datum], int], peak: bool) -> list[Output]:
+def add_event_nodes(
+    draft: Draft, release_distance: Callable[[Datum], int], peak: bool, gap_starts: Mapping[Datum, int]
+) -> list[Output]:
     """Surround every copy with its events: copy-outs in slot order first, then reloads.
+
+    Args:
+        gap_starts: the last kernel before each datum's gap, where the strategy is ``peak``.
 
     Returns:
         Data with a reload that nothing reads and that stays in a slot: MindSpore's optimizer raises for them.
     """
     saves = draft.operations.of_kind(D2H, WRITE_BACK)
     reloads = draft.operations.of_kind(H2D)
-    spans = user_spans(draft, [*(save.data for save in saves), *reloads])
+    spans = user_spans(draft, [save.data for save in saves], draft.origins(own_branch=True))
     slots = reload_slots(reloads) if peak else {}
     for save in saves:
-        add_events_of_save(draft, save, release_slot(draft, save, spans, release_distance(save.data), slots))
-    return add_events_of_reloads(draft, reloads, spans, peak)
+        floor = gap_starts.get(save.data, PRE)
+        release = release_slot(draft, save, spans, release_distance(save.data), slots, floor)
+        add_events_of_save(draft, save, release)
+    return add_events_of_reloads(draft, reloads, user_spans(draft, reloads, {}), peak)
 
 
-def user_spans(draft: Draft, data: Iterable[Datum]) -> Spans:
-    """First and last user of each datum in the rewired graph; a reader of a view uses the source."""
+def user_spans(draft: Draft, data: Sequence[Datum], origins: Mapping[Input, Input]) -> Spans:
+    """First and last user of each datum in the rewired graph.
+
+    ``origins``: what stands for what, as in :meth:`Draft.origins`. A reader of a view uses the source when a copy-out is
+    released, but a reload counts its direct readers only.
+    """
     wanted = set(data)
     spans: Spans = {}
     if not wanted:
         return spans
-    origins = draft.origins(own_branch=True)
     for position, node in enumerate(draft.graph.nodes):
         inputs = draft.inputs(position)
         for source in inputs[:1] if node.op == CONDITION_SWITCH else inputs:
@@ -72,13 +83,16 @@ def reload_slots(reloads: list[Operation]) -> dict[Datum, list[int]]:
     return slots
 
 
-def release_slot(draft: Draft, save: Operation, spans: Spans, distance: int, slots: dict[Datum, list[int]]) -> int:
+def release_slot(
+    draft: Draft, save: Operation, spans: Spans, distance: int, slots: dict[Datum, list[int]], floor: int
+) -> int:
     """Where the device copy is freed: behind its last reader and the release distance, never behind the last kernel.
 
-    With the peak strategy it stays before the datum's next reload; the distance strategy has no such guard.
+    With the peak strategy it stays behind ``floor``, the last kernel before the chosen gap, and before the datum's next
+    reload; the distance strategy has no such guards.
     """
     last_user = spans[save.data][1] if save.data in spans else save.slot
-    target = min(last_user + distance, len(draft.graph.nodes) - 1)
+    target = max(floor, min(last_user + distance, len(draft.graph.nodes) - 1))
     later = slots.get(save.data, [])
     following = bisect_right(later, save.slot)
     if following < len(later):

@@ -43,6 +43,8 @@ class Node:
         ref_outputs: pairs (output index, index of the input whose buffer it shares).
         enable_offload, prefetch_distance, release_distance: attributes of this node, None where not set.
         types: type of each output, empty where only bytes are known.
+        device_bytes: bytes of each output as the device's kernel asks for them, where a dump or a backend says so.
+        workspace_bytes: bytes the kernel needs while it runs.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Node:
     prefetch_distance: int | None = None
     release_distance: int | None = None
     types: tuple[TensorType, ...] = ()
+    device_bytes: tuple[int, ...] | None = None
+    workspace_bytes: int = 0
 
     @property
     def is_tuple(self) -> bool:

@@ -46,6 +46,8 @@ def node_from_dict(record: dict[str, Any], positions: dict[str, int], parameters
         enable_offload=record.get("enable_offload"),
         prefetch_distance=record.get("prefetch_distance"),
         release_distance=record.get("release_distance"),
+        device_bytes=None if record.get("device_bytes") is None else tuple(record["device_bytes"]),
+        workspace_bytes=record.get("workspace_bytes", 0),
     )
 
 

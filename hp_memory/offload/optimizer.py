@@ -127,10 +127,11 @@ def run(request: HyperOffloadInput) -> HyperOffloadPlan:
             generate_parameter_operations(draft)
         if request.settings.moves_activations and is_stage_enabled(request):
             generate_activation_operations(draft, plan)
-        floors = reload_floors(draft, plan)
-        adjust_hyper_offload_node_position(draft, distances_of(plan, "prefetch_distance"), floors)
         peak = request.settings.strategy == "peak"
-        plan.raises = add_event_nodes(draft, distances_of(plan, "release_distance"), peak)
+        gap_starts = {i.data_node: i.replace_info_list[-1].replace_start_node for i in plan.offload_infos if peak}
+        floors = reload_floors(draft, gap_starts)
+        adjust_hyper_offload_node_position(draft, distances_of(plan, "prefetch_distance"), floors)
+        plan.raises = add_event_nodes(draft, distances_of(plan, "release_distance"), peak, gap_starts)
     plan.inputs, plan.outputs = draft.changed, draft.outputs
     if request.callback is not None:
         for operation in draft.operations:
@@ -154,7 +155,7 @@ def generate_activation_operations(draft: Draft, plan: HyperOffloadPlan) -> None
     chosen = choose_by_peak_strategy(draft, plan, user_infos) if peak else choose_by_distance(draft, plan, user_infos)
     plan.offload_infos, dropped = drop_ref_input_ranges(draft.graph, chosen)
     plan.skipped += dropped
-    add_activation_operations(draft, plan.offload_infos)
+    add_activation_operations(draft, plan.offload_infos, peak)
 
 
 def choose_by_distance(draft: Draft, plan: HyperOffloadPlan, user_infos: list[UserInfo]) -> list[OffloadInfo]:
@@ -179,23 +180,24 @@ def choose_by_peak_strategy(draft: Draft, plan: HyperOffloadPlan, user_infos: li
 
 
 def distances_of(plan: HyperOffloadPlan, name: str) -> Callable[[Datum], int]:
-    """A datum's distance: its producer's own attribute, else the adaptive one, else the setting."""
+    """A datum's distance: the adaptive one, else its producer's own attribute, else the setting.
+
+    An output of a tuple is a TupleGetItem for the optimizer, which has no attributes.
+    """
     adaptive = {info.data_node: getattr(info, name) for info in plan.offload_infos}
     default = getattr(plan.settings, name)
 
     def distance(datum: Datum) -> int:
-        own = getattr(plan.graph.nodes[datum.node], name) if isinstance(datum, Output) else None
+        node = plan.graph.nodes[datum.node] if isinstance(datum, Output) else None
+        own = getattr(node, name) if node is not None and not node.is_tuple else None
         computed = adaptive.get(datum)
-        return next((value for value in (own, computed) if value is not None), default)
+        return next((value for value in (computed, own) if value is not None), default)
 
     return distance
 
 
-def reload_floors(draft: Draft, plan: HyperOffloadPlan) -> dict[Operation, int]:
+def reload_floors(draft: Draft, gap_starts: dict[Output, int]) -> dict[Operation, int]:
     """Lowest slots of reloads: with the peak strategy one behind the last kernel that reads the device copy."""
-    if plan.settings.strategy != "peak":
-        return {}
-    free_after = {info.data_node: info.replace_info_list[-1].replace_start_node for info in plan.offload_infos}
     return {
-        reload: free_after[reload.data] + 1 for reload in draft.operations.of_kind(H2D) if reload.data in free_after
+        reload: gap_starts[reload.data] + 1 for reload in draft.operations.of_kind(H2D) if reload.data in gap_starts
     }

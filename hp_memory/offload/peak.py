@@ -9,7 +9,7 @@ import numpy as np
 
 from hp_memory.offload.draft import Draft
 from hp_memory.offload.info import OffloadInfo, ReplaceInfo
-from hp_memory.offload.profile import aligned, memory_profile
+from hp_memory.offload.profile import memory_profile, profile_bytes
 from hp_memory.offload.users import Use, UserInfo, is_valid_offload_node
 
 
@@ -69,7 +69,7 @@ class Gaps:
         table = np.asarray(rows, dtype=np.int64).reshape(-1, 3)
         self.owner, self.previous, self.next = table.T.copy()
         producers = np.asarray([info.node.node for info in self.infos], dtype=np.int64)
-        sizes = [aligned(nodes[info.node.node].output_bytes[info.node.index]) for info in self.infos]
+        sizes = [profile_bytes(nodes[info.node.node], info.node.index) for info in self.infos]
         self.producer = producers[self.owner]
         self.size = np.asarray(sizes, dtype=np.int64)[self.owner]
         last = np.asarray([last_use[info.node] for info in self.infos], dtype=np.int64)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hp_memory.offload.draft import Draft
+from hp_memory.offload.operations import Input
 from hp_memory.offload.graph import CONDITION_SWITCH, Graph, Node, Output
 
 COPY_TO_HOST = ("CopyToHost", "CopyToHostExt")
@@ -41,18 +43,35 @@ def collect_all_node_users(draft: Draft, tuples: bool) -> list[UserInfo]:
     for position, node in enumerate(nodes):
         inputs = draft.inputs(position)
         for index, source in enumerate(inputs[:1] if node.op == CONDITION_SWITCH else inputs):
-            data = origins.get(source, source)
-            if not isinstance(data, Output):
+            data = booked_on(draft, source, origins)
+            if data is None or (nodes[data.node].is_tuple and not tuples):
                 continue
-            if nodes[data.node].is_tuple:
-                if not tuples:
-                    continue
-                data = Output(data.node, 0)
             info = infos.get(data)
             if info is None:
                 info = infos[data] = UserInfo(data)
             info.users.append(Use(position, index))
     return list(infos.values())
+
+
+def booked_on(draft: Draft, source: Input, origins: Mapping[Input, Input]) -> Output | None:
+    """The datum that MindSpore 2.10.0 takes a use for; None for a parameter.
+
+    A use of any output of a tuple counts for output 0, unless it is read through a ConditionSwitch.
+    """
+    data = origins.get(source, source)
+    if not isinstance(data, Output):
+        return None
+    if draft.graph.nodes[data.node].is_tuple and not passes_branch(draft, source):
+        return Output(data.node, 0)
+    return data
+
+
+def passes_branch(draft: Draft, source: Input) -> bool:
+    """Whether a datum is read through a ConditionSwitch, for which the true output of a tuple is found."""
+    nodes = draft.graph.nodes
+    while isinstance(source, Output) and nodes[source.node].view:
+        source = draft.inputs(source.node)[0]
+    return isinstance(source, Output) and nodes[source.node].op == CONDITION_SWITCH
 
 
 def is_ref_input(node: Node, index: int) -> bool:
