@@ -1,4 +1,4 @@
-"""Adaptive distances of the peak strategy: how many kernels a transfer takes, spread out, bounded by the memory profile.
+"""Adaptive distances of the peak strategy: how many kernels a copy takes, spread out, bounded by the memory profile.
 
 The optimizer knows the bytes of a tensor from its kernel only: without kernel sizes a transfer takes no time here.
 """
@@ -6,14 +6,12 @@ The optimizer knows the bytes of a tensor from its kernel only: without kernel s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from hp_memory.offload.graph import Graph, Node, Output
 from hp_memory.offload.info import OffloadInfo
 from hp_memory.offload.settings import OffloadSettings
-
 
 NO_TIME = 1  # kernels that a copy of no bytes takes
 

@@ -60,8 +60,8 @@ def add_event_nodes(
 def user_spans(draft: Draft, data: Sequence[Datum], origins: Mapping[Input, Input]) -> Spans:
     """First and last user of each datum in the rewired graph.
 
-    ``origins``: what stands for what, as in :meth:`Draft.origins`. A reader of a view uses the source when a copy-out is
-    released, but a reload counts its direct readers only.
+    ``origins``: what stands for what, as in :meth:`Draft.origins`. For the release of a copy-out a reader of a view
+    uses the source, but a reload counts its direct readers only.
     """
     wanted = set(data)
     spans: Spans = {}

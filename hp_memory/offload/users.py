@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hp_memory.offload.draft import Draft
-from hp_memory.offload.operations import Input
 from hp_memory.offload.graph import CONDITION_SWITCH, Graph, Node, Output
+from hp_memory.offload.operations import Input
 
 COPY_TO_HOST = ("CopyToHost", "CopyToHostExt")
 NOT_KERNELS = ("Load", "Depend", "MakeTuple", "TupleGetItem", "UpdateState", "Return")

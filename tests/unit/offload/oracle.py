@@ -1,4 +1,4 @@
-"""MindSpore's own HyperOffload optimizer as an oracle: ``oracle.cpp`` built against the package's headers and libraries.
+"""MindSpore's own HyperOffload optimizer as an oracle: ``oracle.cpp``, built with the package's headers and libraries.
 
 Run as a program it serves: one JSON case a line on standard input, one result a line on standard output.
 """
@@ -62,9 +62,7 @@ class Oracle:
     def __init__(self, library: Path) -> None:
         command = [sys.executable, __file__, str(library)]
         pipe, env = subprocess.PIPE, os.environ | {"GLOG_v": "4"}
-        self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env
-        )
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env)
 
     def plan(self, case: dict[str, Any]) -> dict[str, Any]:
         """The result for a case, in the form of the golden files."""

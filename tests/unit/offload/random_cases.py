@@ -51,7 +51,9 @@ class _Maker:
     def __init__(self, kind: Kind, dice: random.Random) -> None:
         self.kind, self.dice = kind, dice
         # Only some cases have each of these, so that the plain ones are tried too.
-        self.own = {name: dice.random() < 0.3 for name in ("view", "inplace", "ref", "attributes", "copies", "branches")}
+        self.own = {
+            name: dice.random() < 0.3 for name in ("view", "inplace", "ref", "attributes", "copies", "branches")
+        }
 
     def often(self, name: str, share: float) -> bool:
         return self.own[name] and self.dice.random() < share
@@ -115,9 +117,7 @@ class _Maker:
             marks["view"] = self.often("view", 0.2)
             marks["inplace"] = not marks["view"] and self.often("inplace", 0.2)
         if node["op"] == "Op" and not marks["view"] and self.often("ref", 0.2):
-            marks["ref_outputs"] = {
-                str(dice.randrange(len(node["output_bytes"]))): dice.randrange(len(node["inputs"]))
-            }
+            marks["ref_outputs"] = {str(dice.randrange(len(node["output_bytes"]))): dice.randrange(len(node["inputs"]))}
         if self.often("attributes", 0.2):
             name = dice.choice(["enable_offload", "prefetch_distance", "release_distance"])
             marks[name] = dice.random() < 0.3 if name == "enable_offload" else dice.randint(0, 8)
@@ -168,4 +168,3 @@ class _Maker:
             "d2h_bandwidth_gbps": dice.choice([5.0, 20.0]),
             "h2d_bandwidth_gbps": dice.choice([5.0, 55.0]),
         }
-
