@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from hp_memory.errors import ConfigError, HPMemoryError
 
@@ -62,10 +61,13 @@ def _usage() -> str:
 
 def _run(command: str, action: str | None, args: list[str]) -> int:
     # Hydra and the command's own modules are loaded when they are needed: `--help` answers at once.
-    from hp_memory.config import app as hydra_app
+    from hp_memory.config import app
 
-    def body(cfg: Any) -> int:
-        run = importlib.import_module(f"hp_memory.commands.{command}").run
-        return run(cfg, action) if command in ACTIONS else run(cfg)
-
-    return hydra_app.run(command, args, body)
+    jobs = app.read(command, args)
+    if not jobs.configs:
+        return 0
+    module = importlib.import_module(f"hp_memory.commands.{command}")
+    words = (action,) if command in ACTIONS else ()
+    if jobs.sweep is not None and hasattr(module, "run_sweep"):
+        return module.run_sweep(jobs.configs, jobs.sweep, *words)
+    return max(module.run(cfg, *words) for cfg in jobs.configs)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mindspore as ms
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 
 from hp_memory.config.schema import DryrunConfig, validate
 from hp_memory.errors import ConfigError
@@ -23,12 +22,27 @@ from hp_memory.report.table import console as make_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-# The jobs of a sweep run one after the other in this process; each adds its column to one page.
-_sweep: list[Estimate] = []
-
 
 def run(cfg: DryrunConfig, action: str | None = None) -> int:
     """Prints and writes the estimate; returns 0, also where it doesn't fit, and 3 if the two counts disagree."""
+    return _code(_shown(cfg, action))
+
+
+def run_sweep(configs: Sequence[DryrunConfig], folder: Path, action: str | None = None) -> int:
+    """One estimate after the other, then all of them side by side in ``folder``."""
+    found: list[Estimate] = []
+    for cfg in configs:
+        found.append(_shown(cfg, action))
+        if len(found) > 1:  # each job adds its column: what is there is complete if the next one is interrupted
+            _compare(found, folder, make_console())
+    return max(map(_code, found))
+
+
+def _code(found: Estimate) -> int:
+    return 0 if all(check.agrees for check in found.checks) else 3
+
+
+def _shown(cfg: DryrunConfig, action: str | None) -> Estimate:
     if cfg.report is not None and action is None:
         raise ConfigError("report", cfg.report, "has no effect without `hp-memory dryrun compare-run`")
     if cfg.report is None and action is not None:
@@ -45,8 +59,7 @@ def run(cfg: DryrunConfig, action: str | None = None) -> int:
     if measured:
         console.print(compare_run.compare(found, measured).rich())
     console.print(f"report: {run_dir / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
-    _compare_sweep(found, console)
-    return 0 if all(check.agrees for check in found.checks) else 3
+    return found
 
 
 def _estimate(cfg: DryrunConfig) -> Estimate:
@@ -56,14 +69,9 @@ def _estimate(cfg: DryrunConfig) -> Estimate:
     return estimate(work, plan, pipeline_of(cfg), cfg.estimate, installed=cfg.installed)
 
 
-def _compare_sweep(found: Estimate, console: Console) -> None:
-    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
-        return
-    _sweep.append(found)
-    folder = Path(HydraConfig.get().sweep.dir)
+def _compare(found: Sequence[Estimate], folder: Path, console: Console) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    parts = report.comparison(_sweep, folder / "comparison.png")
-    write_page(folder / "comparison.html", "Layouts side by side", parts)
-    if len(_sweep) > 1:
-        console.print(parts[0].rich())
-        console.print(f"comparison: {folder / 'comparison.html'}", highlight=False, markup=False, soft_wrap=True)
+    table, picture = report.comparison(found, folder / "comparison.png")
+    write_page(folder / "comparison.html", "Layouts side by side", [table, picture])
+    console.print(table.rich())
+    console.print(f"comparison: {folder / 'comparison.html'}", highlight=False, markup=False, soft_wrap=True)

@@ -1,11 +1,14 @@
-"""Runs a command as a Hydra app that refuses a bad config before anything starts."""
+"""From a command line to the configs of its jobs: composed once, and refused before anything starts."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
@@ -19,44 +22,52 @@ from omegaconf.errors import OmegaConfBaseException
 from hp_memory.config import overrides, unread
 from hp_memory.config import schema as config
 from hp_memory.config.complaints import first_misfit, in_words, translate
-from hp_memory.errors import ConfigError, HPMemoryError
+from hp_memory.errors import ConfigError
 from hp_memory.runs.paths import config_dir, make_folder
 
 
-def run(command: str, args: list[str], body: Callable[[Any], int]) -> int:
-    """Composes, checks and runs ``command``; with Hydra's showing flags (``--cfg``, ``--help``) only shows.
+@dataclass(frozen=True)
+class Jobs:
+    """What a command line asks for: one config, or with ``-m`` several and the folder their common results go to."""
 
-    Returns:
-        The worst exit code among the jobs of a sweep.
+    configs: tuple[Any, ...]
+    sweep: Path | None = None
+
+
+def read(command: str, args: Sequence[str]) -> Jobs:
+    """Composes and checks the config of each job; flags that only show something are served here, without jobs.
 
     Raises:
-        ConfigError: for any override, file or value that the command's config can't take.
+        ConfigError: for any flag, override, file or value that the command's config can't take.
     """
     config.register(command)
-    # Hydra's parser takes flags only before the overrides or behind them, people write them in between.
+    # Hydra's parser takes flags only before the overrides or after them, people write them in between.
     args = sorted(args, key=lambda arg: "=" in arg or arg.startswith("~"))
     flags = _flags(command, args)
-    if not (flags.help or flags.hydra_help):
-        ready = dict(zip(flags.overrides, overrides.prepare(command, flags.overrides), strict=True))
-        args = [ready.get(arg, arg) for arg in args]
-        configs = [checked(command, job) for job in jobs(list(ready.values()), flags.multirun)]
-        if flags.multirun:
-            make_folder("run_root", configs[0].run_root)  # where Hydra notes the sweep
-    codes: list[int] = []
-    refused: list[HPMemoryError] = []
+    if flags.help or flags.hydra_help:
+        return _shown_by_hydra(command, args)
+    configs = [checked(command, job) for job in jobs(list(flags.overrides), flags.multirun)]
+    if flags.cfg == "job":
+        print(OmegaConf.to_yaml(configs[0], resolve=flags.resolve), end="")
+        return Jobs(())
+    if flags.cfg or flags.info:
+        return _shown_by_hydra(command, args)
+    sweep = None
+    if flags.multirun:
+        root = configs[0].run_root
+        sweep = Path(root) / "sweeps" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        make_folder("run_root", root)
+    return Jobs(tuple(to_object(cfg) for cfg in configs), sweep)
 
-    def task(cfg: DictConfig) -> None:
-        # Hydra would print a traceback of its own: our errors leave by this list.
-        try:
-            codes.append(body(to_object(cfg)))
-        except HPMemoryError as error:
-            refused.append(error)
 
-    sys.argv = [f"hp-memory {command}", *args]
-    hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(task)()
-    if refused:
-        raise refused[0]
-    return max(codes, default=0)
+def _shown_by_hydra(command: str, args: Sequence[str]) -> Jobs:
+    """Help and Hydra's views of itself: Hydra reads ``sys.argv`` and runs nothing."""
+    before, sys.argv = sys.argv, [f"hp-memory {command}", *args]
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(lambda cfg: None)()
+    finally:
+        sys.argv = before
+    return Jobs(())
 
 
 def _flags(command: str, args: Sequence[str]) -> argparse.Namespace:
@@ -68,6 +79,9 @@ def _flags(command: str, args: Sequence[str]) -> argparse.Namespace:
     # argparse would print its usage and exit
     vars(parser)["error"] = refuse
     flags = parser.parse_args(args)
+    if flags.experimental_rerun is not None:
+        why = "unpickles a file, which can run anything; give the overrides again"
+        raise ConfigError("--experimental-rerun", flags.experimental_rerun, why)
     for name in ("config_name", "config_path", "config_dir"):
         value = getattr(flags, name)
         if value is not None:

@@ -26,8 +26,12 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             parsed.append(OverridesParser.create().parse_override(text))
         except HydraException as error:
             raise ConfigError("override", text, _why_unreadable(text, error)) from error
-        if not parsed[-1].key_or_group:
+        key = parsed[-1].key_or_group
+        if not key:
             raise ConfigError("override", text, "an override is written key=value")
+        if key.split(".")[0].split("/")[0] == "hydra":
+            # hydra.searchpath, hydra.run.dir and the like would read configs from, or write into, other folders.
+            raise ConfigError(key, text.partition("=")[2], "Hydra's own settings are fixed; set run_root or run_dir")
     return parsed
 
 

@@ -235,7 +235,7 @@ def peak_picture(found: Estimate, path: Path) -> Picture:
     return figure_file(figure, path, f"The layer that runs at the peak: {found.worst.when()}")
 
 
-def comparison(found: Sequence[Estimate], path: Path) -> list[Part]:
+def comparison(found: Sequence[Estimate], path: Path) -> tuple[Table, Picture]:
     """Several dry runs side by side: a table and a picture of their worst ranks."""
     names = [_layouts(e) for e in found]
     rows = [
@@ -257,10 +257,10 @@ def comparison(found: Sequence[Estimate], path: Path) -> list[Part]:
     axes.set_ylabel("GiB on the worst rank")
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.25), ncols=3)
     picture = figure_file(figure, path, "Worst rank of each layout")
-    return [
+    return (
         Table("Layouts side by side", columns, rows, "worst pipeline rank; MODELLED and TRACED as in each run"),
         picture,
-    ]
+    )
 
 
 def write(found: Estimate, run_dir: Path) -> list[Table]:
