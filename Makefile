@@ -45,6 +45,7 @@ test-mindformers-2.1: .venv/ready
 
 test-nightly: .venv/ready
 	HYPOTHESIS_PROFILE=nightly $(RUN)/python -m pytest tests/unit
+	$(RUN)/python -m tests.fuzz --programs 5000
 
 pipeline-matrix: .venv/ready
 	@failed=0; for recipe in full interleaved sessions deep uneven workers_2 workers_4 workers_4_stages; do \

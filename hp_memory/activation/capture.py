@@ -24,11 +24,12 @@ _SAME_ORDER = frozenset({"Contiguous", "Reshape", "View", "ExpandDims", "ExpandD
 class _Mark:
     """What an input carries while the body runs. Emptied afterwards: aliases made by the body carry it on."""
 
-    __slots__ = ("capture", "slot")
+    __slots__ = ("capture", "slot", "version")
 
-    def __init__(self, capture: Capture, slot: Slot) -> None:
+    def __init__(self, capture: Capture, slot: Slot, version: int) -> None:
         self.capture = capture
         self.slot = slot
+        self.version = version  # a later one isn't what a replay brings
 
 
 class Input(NamedTuple):
@@ -39,6 +40,7 @@ class Input(NamedTuple):
     slot: Slot | None
     version: int
     storage: int
+    attributes: dict | None
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Capture:
         self.marks: list[_Mark] = []
         self.inputs = self._mark(args, kwargs)
         self.storages = {item.storage: item for item in self.inputs.values() if item.slot is not None and item.storage}
+        self.touched: set[int] = set()  # storages that an operation was seen to write
         self.nodes: dict | None = None
         for cell, name in region.parameters():
             parameter = cell._params.get(name)
@@ -81,11 +84,16 @@ class Capture:
             # A replay doesn't run the region that made this one: it has to be kept here. So its record needn't be.
             if self.region.remake_inputs and elision.produced(tensor, self.invocation.token) is None:
                 slot = Slot(self.invocation, 0)
-                mark = _Mark(self, slot)
+                mark = _Mark(self, slot, tensor._version)
                 self.marks.append(mark)
                 tensor._set_user_data(_MARK, mark)
-            inputs[id(tensor)] = Input(path, tensor, slot, tensor._version, tensor.untyped_storage().data_ptr())
+            storage, noted = tensor.untyped_storage().data_ptr(), tensor.__dict__
+            inputs[id(tensor)] = Input(path, tensor, slot, tensor._version, storage, dict(noted) if noted else None)
         return inputs
+
+    def written(self, target: Tensor) -> None:
+        """An operation of the body is about to write ``target`` in place."""
+        self.touched.add(target.untyped_storage().data_ptr() or -1)
 
     def close(self) -> None:
         """Takes the marks off the inputs and lets go of them."""
@@ -105,7 +113,7 @@ class Capture:
 
     def pack(self, tensor: Tensor) -> Any:
         mark = tensor._get_user_data(_MARK)
-        if type(mark) is _Mark and mark.capture is self:
+        if type(mark) is _Mark and mark.capture is self and tensor._version == mark.version:
             slot = mark.slot
             slot.uses += 1
             return self._note(slot, tensor, "made again by the replay")
@@ -122,7 +130,7 @@ class Capture:
             parameter = cell._params[name]
             same = tensor.shape == parameter.shape and tensor.stride() == parameter.stride()
             return OfParameter(cell, name, tuple(tensor.shape), tensor.dtype) if same else None
-        if tensor.dtype != known.tensor.dtype:
+        if tensor.dtype != known.tensor.dtype or tensor._version != known.version:
             return None
         known.slot.uses += 1
         offset = tensor.storage_offset() - known.tensor.storage_offset()

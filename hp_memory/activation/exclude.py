@@ -8,11 +8,12 @@ from typing import Any
 
 from mindspore import Tensor, nn
 
-from hp_memory.activation import elision, frames, native, observing
+from hp_memory.activation import elision, frames, native, observing, writing
 from hp_memory.activation.capture import Capture, Finding, Input, parameters_of
 from hp_memory.activation.recipes import unpack
-from hp_memory.activation.records import Binding, Passed, Record, take_apart, without_graph
-from hp_memory.activation.trees import is_distributed, resolve, spell
+from hp_memory.activation.records import Binding, Parts, Passed, Record, without_graph
+from hp_memory.activation.trees import Path, is_distributed, resolve, spell
+from hp_memory.activation.writing import Given
 from hp_memory.errors import ReplayError
 
 
@@ -28,6 +29,7 @@ class Region:
         self.save_output = save_output
         self.remake_inputs = remake_inputs
         self.findings: list[Finding] = []
+        self.blind: set[Path] = set()  # inputs that the body writes without a trace on the tensor
         self._used: dict[tuple[int, str], tuple[nn.Cell, str]] | None = None
 
     def run(self, args: tuple, kwargs: dict) -> Any:
@@ -63,34 +65,72 @@ def _saved(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> An
             "exclude only the outer one, its body is never replayed anyway"
         )
     capture = Capture(frame, region, args, kwargs)
-    frame.inside = region
+    given = Given(args, kwargs)
+    frame.inside, frame.capture = region, capture
     try:
         with native.hooks(capture.pack, unpack):
             out = region.body(*args, **kwargs)
+        given.refuse_change(region.name)
         _record(frame, region, capture, out)
     finally:
-        frame.inside = None
+        frame.inside = frame.capture = None
         capture.close()
     return out
 
 
 def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> None:
     invocation, inputs = frame.invocation, capture.inputs
-    tree, outputs = take_apart(out)
-    _refuse_distributed(outputs, region)
-    bindings = [_bind(item, region) for item in inputs.values() if item.slot is not None and item.slot.uses]
-    values = [Passed(inputs[id(t)].path) if id(t) in inputs else without_graph(t) for t in outputs]
-    record, index = Record(region, bindings, tree, values), len(invocation.records)
+    noted = [(item.path, new) for item in inputs.values() if (new := _new_attributes(item))]
+    parts = Parts(out, noted, region.name)
+    _refuse_distributed(parts.outputs, region)
+    written = [item for item in inputs.values() if _is_written(item, capture)]
+    bindings = [_bind(frame, item, region, written) for item in inputs.values() if item.slot and item.slot.uses]
+    values = [Passed(inputs[id(t)].path) if id(t) in inputs else _kept(t, region) for t in parts.outputs]
+    record, index = Record(region, bindings, parts, values), len(invocation.records)
+    record.writes = [_write(item, capture) for item in written]
     invocation.records.append(record)
+    frame.shared += [(was, now, region) for now, was in parts.shared]
     capture.settle()
     read = invocation.boundary.plan.needed(index, region, len(values)) if invocation.boundary.plan else None
     if read is not None:
         record.elide(read)
-    for leaf, tensor in enumerate(outputs):
+    for leaf, tensor in enumerate(parts.outputs):
         if id(tensor) not in inputs:
             elision.mark(frame, tensor, index, leaf)
             if not isinstance(values[leaf], elision.StandIn):
                 frame.guarded.append((tensor, tensor._version, region, "an output"))
+
+
+def _kept(tensor: Tensor, region: Region) -> Tensor:
+    # What was written in place may be a buffer that lives longer than this call, and will be written again.
+    return writing.copy_of(tensor, tensor._requires_grad) if tensor._version or region.blind else without_graph(tensor)
+
+
+def _new_attributes(item: Input) -> dict | None:
+    now = item.tensor.__dict__
+    if not now:
+        return None
+    before = item.attributes or {}
+    return {name: value for name, value in now.items() if before.get(name, item) is not value}
+
+
+def _is_written(item: Input, capture: Capture) -> bool:
+    """The body wrote into this input; also where only the operation said so, in the first forward."""
+    if _has_moved(item) or item.tensor._version != item.version:
+        return True
+    if item.storage in capture.touched:
+        capture.region.blind.add(item.path)
+    return item.path in capture.region.blind
+
+
+def _has_moved(item: Input) -> bool:
+    return item.tensor.untyped_storage().data_ptr() != item.storage
+
+
+def _write(item: Input, capture: Capture) -> writing.Write:
+    if not _has_moved(item):
+        writing.refuse_saved(item.tensor, capture.invocation.token, f"excluded region {capture.region.name}")
+    return writing.Write(item.path, writing.copy_of(item.tensor, item.tensor._requires_grad), _has_moved(item))
 
 
 def _refuse_distributed(outputs: list[Tensor], region: Region) -> None:
@@ -101,13 +141,15 @@ def _refuse_distributed(outputs: list[Tensor], region: Region) -> None:
         )
 
 
-def _bind(item: Input, region: Region) -> Binding:
+def _bind(frame: frames.Frame, item: Input, region: Region, written: list[Input]) -> Binding:
     tensor = item.tensor
-    if tensor._version != item.version or tensor.untyped_storage().data_ptr() != item.storage:
+    if any(item is other for other in written):
         raise ReplayError(
             f"excluded region {region.name} writes its input {spell(item.path)} in place and saves it: a replay only "
             "has the value from before; clone the input in the region, or don't exclude it"
         )
+    if frame.reads is not None:
+        writing.mark_saved(tensor, frame.invocation.token, f"excluded region {region.name}")
     return Binding(item.path, weakref.ref(item.slot), _layout(tensor))
 
 
@@ -125,7 +167,11 @@ def _replayed(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) ->
             frame.bound.append((tensor, tensor._version, region))
     # The body would have drawn from the generator here.
     native.set_rng_state(record.rng)
-    return record.hand_out(frame, args, kwargs)
+    frame.inside = region
+    try:
+        return record.hand_out(frame, args, kwargs)
+    finally:
+        frame.inside = None
 
 
 def _next_record(frame: frames.Frame, region: Region) -> Record:
@@ -144,7 +190,7 @@ def _next_record(frame: frames.Frame, region: Region) -> Record:
 def _find(binding: Binding, region: Region, args: tuple, kwargs: dict) -> Tensor:
     try:
         tensor = resolve(binding.path, args, kwargs)
-    except (LookupError, TypeError):
+    except (LookupError, TypeError, AttributeError):
         tensor = None
     if not isinstance(tensor, Tensor) or _layout(tensor) != binding.layout:
         raise ReplayError(

@@ -13,7 +13,20 @@ from typing import Any
 class Frame:
     """One run of a checkpointed call: the forward, or one of its replays."""
 
-    __slots__ = ("bound", "cursor", "guarded", "inside", "invocation", "lent", "nodes", "packed", "reads", "replaying")
+    __slots__ = (
+        "bound",
+        "capture",
+        "cursor",
+        "guarded",
+        "inside",
+        "invocation",
+        "lent",
+        "nodes",
+        "packed",
+        "reads",
+        "replaying",
+        "shared",
+    )
 
     def __init__(self, invocation: Any, replaying: bool) -> None:
         self.invocation = invocation
@@ -21,8 +34,10 @@ class Frame:
         self.cursor = 0  # the next excluded call
         self.packed = 0  # tensors saved outside excluded regions so far
         self.inside = None  # the excluded region whose body runs now
+        self.capture: Any = None  # of that body
         self.guarded: list = []  # forward: (tensor, version, region, what), checked at the end
         self.bound: list = []  # replay: (tensor, version, excluded region or None) of what it gave, checked at the end
+        self.shared: list = []  # forward: (copy, object, region) of outputs handed out as they are, checked at the end
         self.lent: list = []  # replay: (stand-in, region) handed out for elided outputs
         # Watched forward: (record, leaf) of an output -> what reads it outside regions, None if something may unseen;
         # and (node, output) -> (record, leaf), to know copies of views by the node that made the view.

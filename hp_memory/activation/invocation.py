@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hp_memory.activation import elision, frames, native, observing, watching
+from hp_memory.activation import elision, frames, native, observing, watching, writing
 from hp_memory.activation.recipes import Slot, unpack
-from hp_memory.activation.trees import call_tensors
+from hp_memory.activation.trees import call_tensors, difference
 from hp_memory.errors import ReplayError
 
 
@@ -72,7 +72,9 @@ class Invocation(native.RecomputeHandle):
         frame = frames.Frame(self, replaying=False)
         slots = self.slots
 
-        def pack(_tensor: Any) -> Slot:
+        def pack(tensor: Any) -> Slot:
+            if frame.reads is not None:
+                writing.mark_saved(tensor, self.token, self.boundary.name)
             slot = Slot(self, 1)
             slots.append(weakref.ref(slot))
             return slot
@@ -83,6 +85,7 @@ class Invocation(native.RecomputeHandle):
                 out = self.boundary.fn(*args, **kwargs)
             elision.settle(frame)
             _check_unwritten(frame.guarded)
+            _check_unchanged(frame.shared)
         finally:
             frames.leave(before)
             frame.guarded.clear()  # holds the graph, which holds the hooks, which hold the frame
@@ -140,10 +143,10 @@ class Invocation(native.RecomputeHandle):
             if slot is not None:
                 slot.value = None
 
-    def _retrace(self) -> contextlib.AbstractContextManager:
+    def _retrace(self, frame: frames.Frame) -> contextlib.AbstractContextManager:
         if self.operations is None:
             return contextlib.nullcontext()
-        return watching.Retrace(self.operations, self.boundary.name, self.boundary.context_fn is not None)
+        return watching.Retrace(frame, self.operations, self.boundary.name, self.boundary.context_fn is not None)
 
     def replay(self) -> None:
         """Runs the call again from its inputs and fills the slots that backward can still read."""
@@ -160,7 +163,7 @@ class Invocation(native.RecomputeHandle):
         hooks = native.hooks(self._refill(frame), unpack)
         before = frames.enter(frame)
         try:
-            with _forward_state(self), native.replay_graph(), hooks, self._retrace():
+            with _forward_state(self), native.replay_graph(), hooks, self._retrace(frame):
                 out = self.boundary.fn(*args, **kwargs)
         except _Stop:
             return False
@@ -230,6 +233,15 @@ def _check_unwritten(guarded: list) -> None:
             raise ReplayError(
                 f"{what} of excluded region {region.name} was written in place after it was saved; "
                 "clone it before the write, or don't exclude this region"
+            )
+
+
+def _check_unchanged(shared: list) -> None:
+    for before, now, region in shared:
+        if difference(before, now) is not None:
+            raise ReplayError(
+                f"the {type(now).__name__} that excluded region {region.name} returns is changed by the block, and a "
+                "replay is handed the changed one: return a dataclass, or change a copy"
             )
 
 

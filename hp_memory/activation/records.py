@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
+from collections.abc import Iterable, Iterator
+from functools import partial
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mindspore import Tensor
+from mindspore import Parameter, Tensor, nn
 
 from hp_memory.activation import elision, native, observing
 from hp_memory.activation.frames import Frame
-from hp_memory.activation.trees import Path, map_tensors, resolve
+from hp_memory.activation.trees import Mapping, Path, map_tensors, resolve
+from hp_memory.activation.writing import Write
+from hp_memory.errors import ReplayError
 
 if TYPE_CHECKING:
     from hp_memory.activation.exclude import Region
@@ -35,16 +41,26 @@ class Leaf(NamedTuple):
     index: int
 
 
+class Face(NamedTuple):
+    """What Python sees of an output beside its values: a subclass of Tensor, attributes (with a Leaf for a tensor)."""
+
+    cls: type
+    attributes: dict
+
+
 class Record:
-    """One call of an excluded region in a forward: what it returned, and what a replay has to bring."""
+    """One call of an excluded region in a forward: what it returned and wrote, and what a replay has to bring."""
 
-    __slots__ = ("bindings", "region", "rng", "tokens", "tree", "values")
+    __slots__ = ("bindings", "faces", "notes", "region", "rng", "tokens", "tree", "values", "writes")
 
-    def __init__(self, region: Region, bindings: list[Binding], tree: Any, values: list) -> None:
+    def __init__(self, region: Region, bindings: list[Binding], parts: Parts, values: list) -> None:
         self.region = region
         self.bindings = bindings
-        self.tree = tree  # the output with a Leaf for each tensor
+        self.tree = parts.tree  # the output with a Leaf for each tensor
+        self.faces = parts.faces
         self.values = values  # of the leaves: a tensor, Passed, or elision.StandIn
+        self.writes: list[Write] = []
+        self.notes = parts.notes  # attributes that the body gave to its inputs
         self.rng = native.get_rng_state()  # where the body left the generator
         self.tokens = observing.kept_outputs(values, region.name)
 
@@ -62,29 +78,87 @@ class Record:
         self.tokens = observing.kept_outputs(self.values, self.region.name)
 
     def hand_out(self, frame: Frame, args: tuple, kwargs: dict) -> Any:
-        """The output for a replay, in new containers."""
+        """The output for a replay, in new containers, after what the body did to its arguments."""
+        for write in self.writes:
+            write.again(args, kwargs)
+        values = [self._given(value, frame, args, kwargs) for value in self.values]
 
-        def given(value: Any) -> Tensor:
-            if isinstance(value, elision.StandIn):
-                return value.lend(frame, self.region)
-            return resolve(value.path, args, kwargs) if isinstance(value, Passed) else value
+        def leaf(at: Leaf) -> Tensor:
+            return values[at.index]
 
-        values = [given(value) for value in self.values]
-        return map_tensors(self.tree, lambda leaf: values[leaf.index], Leaf)
+        for index, face in self.faces.items():
+            values[index].__class__ = face.cls
+            values[index].__dict__.update(map_tensors(face.attributes, leaf, Leaf))
+        for path, noted in self.notes:
+            resolve(path, args, kwargs).__dict__.update(map_tensors(noted, leaf, Leaf))
+        return map_tensors(self.tree, leaf, Leaf)
+
+    def _given(self, value: Any, frame: Frame, args: tuple, kwargs: dict) -> Tensor:
+        if isinstance(value, elision.StandIn):
+            return value.lend(frame, self.region)
+        if isinstance(value, Passed):
+            return resolve(value.path, args, kwargs)
+        # A new object each time: what one replay puts on it isn't for the next.
+        return without_graph(value)
 
 
-def take_apart(out: Any) -> tuple[Any, list[Tensor]]:
-    """An output as (the containers with a Leaf for each tensor, the tensors), each tensor once."""
-    leaves: dict[int, Leaf] = {}
-    outputs: list[Tensor] = []
+class Parts:
+    """An output taken apart: the containers with a Leaf for each tensor, and the tensors, each once.
 
-    def place(tensor: Tensor) -> Leaf:
-        if id(tensor) not in leaves:
-            leaves[id(tensor)] = Leaf(len(outputs))
-            outputs.append(tensor)
-        return leaves[id(tensor)]
+    Attributes:
+        tree: the output's containers.
+        notes: ``noted``, what the body put on its inputs, taken apart as well.
+        outputs: the tensors by the index of their Leaf.
+        faces: of the outputs that are more than a Tensor.
+        shared: (object, copy) of those that are handed out as they are: the block may not change them.
+    """
 
-    return map_tensors(out, place), outputs
+    def __init__(self, out: Any, noted: list[tuple[Path, dict]], region: str) -> None:
+        self.outputs: list[Tensor] = []
+        self.faces: dict[int, Face] = {}
+        leaves: dict[int, Leaf] = {}
+
+        def place(tensor: Tensor) -> Any:
+            if isinstance(tensor, Parameter):
+                return tensor
+            if id(tensor) not in leaves:
+                leaves[id(tensor)] = Leaf(len(self.outputs))
+                self.outputs.append(tensor)
+            return leaves[id(tensor)]
+
+        mapping = Mapping(place)
+        self.tree = mapping.of(out)
+        self.notes = [(path, mapping.of(new)) for path, new in noted]
+        for index, tensor in enumerate(self.outputs):  # which attributes may make longer
+            if tensor.__dict__ or type(tensor) is not Tensor:
+                self.faces[index] = Face(type(tensor), mapping.of(dict(tensor.__dict__)))
+        self.shared = mapping.shared
+        for value in mapping.closed:
+            refuse_hidden(value, region)
+
+
+def refuse_hidden(value: Any, region: str) -> None:
+    """Raises for what can be read once only, and for tensors in places where a replay can't put its own."""
+    if isinstance(value, Iterator):
+        raise ReplayError(
+            f"excluded region {region} returns a {type(value).__name__}, which can be read only once, and a replay "
+            "needs it again: return a list"
+        )
+    if any(isinstance(item, Tensor) and not isinstance(item, Parameter) for item in _referred(value)):
+        raise ReplayError(
+            f"excluded region {region} returns a {type(value).__name__} with a tensor inside, which can't be kept "
+            "without its graph: return the tensor in a tuple, list, dict or plain object"
+        )
+
+
+def _referred(value: Any) -> Iterable[Any]:
+    if isinstance(value, (nn.Cell, type, ModuleType)):
+        return ()
+    if isinstance(value, FunctionType):
+        return [cell.cell_contents for cell in value.__closure__ or ()] + list(value.__defaults__ or ())
+    if isinstance(value, partial):
+        return [*value.args, *value.keywords.values()]
+    return gc.get_referents(value)
 
 
 def without_graph(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 from mindspore import MsDispatchMode, Tensor
 from mindspore.common._grad_function import _Function
 
-from hp_memory.activation import frames
+from hp_memory.activation import frames, writing
 from hp_memory.activation.elision import read_by
 from hp_memory.activation.trees import call_tensors
 from hp_memory.errors import ReplayError
@@ -50,6 +50,9 @@ class Watch(MsDispatchMode):
         if self.frame.inside is None and func.name != _DETACH:
             self.names.append(func.name)
             self._scan(func.name, args)
+        if self.frame.capture is not None:
+            for target in writing.targets(func.name, args):
+                self.frame.capture.written(target)
         return func(*args, **(kwargs or {}))
 
     def _scan(self, reader: str, values: Any) -> None:
@@ -67,7 +70,8 @@ class Retrace(MsDispatchMode):
     so that it doesn't count tokens or log losses a second time.
     """
 
-    def __init__(self, names: list[str], block: str, may_skip: bool = False) -> None:
+    def __init__(self, frame: frames.Frame, names: list[str], block: str, may_skip: bool = False) -> None:
+        self.frame = frame
         self.names = names
         self.block = block
         self.may_skip = may_skip
@@ -76,7 +80,7 @@ class Retrace(MsDispatchMode):
     def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
         if self.may_skip and func.name in self.names[self.done :]:
             self.done = self.names.index(func.name, self.done)
-        if func.name == _DETACH:
+        if func.name == _DETACH or self.frame.inside is not None:
             return func(*args, **(kwargs or {}))
         expected = self.names[self.done] if self.done < len(self.names) else "nothing"
         if func.name != expected:
