@@ -12,7 +12,8 @@ from hp_memory.config.app import compose, to_object
 from hp_memory.config.complaints import options
 from hp_memory.config.schema import CompareConfig
 from hp_memory.errors import ConfigError
-from hp_memory.experiment.desk import checked_plan, launch_workers, plan_for, prepare_run_dir, refuse_unread_settings
+from hp_memory.experiment import experiment
+from hp_memory.experiment.job import launch_workers, prepare_run_dir
 from hp_memory.layout import ActivationPlan
 from hp_memory.report.comparison import unexpected, write_report
 from hp_memory.report.table import console as make_console
@@ -23,15 +24,12 @@ WORKER = "hp_memory.compare.worker"
 
 def run(cfg: CompareConfig) -> int:
     """Compares; returns 0 only if every layout gave the first one's bits on every rank."""
-    refuse_unread_settings(cfg)
-    plan = checked_plan(cfg)
-    if cfg.engine != "reference":
-        raise ConfigError("engine", cfg.engine, "layouts are compared on the reference model", ("reference",))
-    plans = _plans(cfg)
+    asked = experiment.of("compare", cfg)
+    plans = _plans(cfg, asked)
     console = make_console()
     if cfg.launch.dry_run:
         return launch_workers(cfg, WORKER, run_dir_path(cfg.run_dir, cfg.run_root, cfg.name))
-    run_dir = prepare_run_dir(cfg, plan)
+    run_dir = prepare_run_dir(cfg, asked.plan)
     words = [f"layout {name}, plan {p.hash()}\n{p.in_words()}" for name, p in plans.items()]
     (run_dir / "plan.txt").write_text("\n\n".join(words) + "\n")
     write_job(run_dir, Job(plans, cfg.steps, cfg.timed_steps))
@@ -40,7 +38,7 @@ def run(cfg: CompareConfig) -> int:
     return code if code or cfg.launch.action != "run" else _report(run_dir, plans, console)
 
 
-def _plans(cfg: CompareConfig) -> dict[str, ActivationPlan]:
+def _plans(cfg: CompareConfig, asked: experiment.Experiment) -> dict[str, ActivationPlan]:
     """A plan per layout; the names are those of the ``layout`` config group."""
     if len(cfg.layouts) < 2 or len(set(cfg.layouts)) < len(cfg.layouts):
         raise ConfigError("layouts", list(cfg.layouts), "name two or more different layouts")
@@ -52,7 +50,7 @@ def _plans(cfg: CompareConfig) -> dict[str, ActivationPlan]:
         if name not in known:
             raise ConfigError(f"layouts[{i}]", name, "no such layout", known)
         layout = to_object(compose("layout_only", [f"layout={name}"])).layout
-        plans[name] = plan_for(cfg, layout, f"layouts.{name}")
+        plans[name] = asked.plan_under(layout, f"layouts.{name}")
     return plans
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import mindspore as ms
 
-from hp_memory.config.schema import DryrunConfig, validate
+from hp_memory.config.schema import DryrunConfig
 from hp_memory.errors import ConfigError
 from hp_memory.estimate import compare_run, report
 from hp_memory.estimate.ranks import Estimate, estimate
-from hp_memory.experiment.desk import prepare_run_dir
-from hp_memory.experiment.workload import layout_of, pipeline_of, workload
-from hp_memory.layout import build_plan
+from hp_memory.experiment import experiment
+from hp_memory.experiment.job import prepare_run_dir
+from hp_memory.experiment.workload import pipeline_of, workload
 from hp_memory.mindformers import yaml_input
 from hp_memory.report.page import write_page
 from hp_memory.report.table import console as make_console
@@ -49,7 +49,6 @@ def _shown(cfg: DryrunConfig, action: str | None) -> Estimate:
         raise ConfigError("report", None, "compare-run needs report=FILE, the JSON report of a run")
     measured = compare_run.read_run(cfg.report) if cfg.report else []
     cfg = yaml_input.applied(cfg)
-    validate(cfg)
     found = _estimate(cfg)
     run_dir = prepare_run_dir(cfg, found.plan)
     console = make_console()
@@ -64,9 +63,8 @@ def _shown(cfg: DryrunConfig, action: str | None) -> Estimate:
 
 def _estimate(cfg: DryrunConfig) -> Estimate:
     ms.set_device("CPU")
-    work = workload(cfg, cfg.estimate)
-    plan = build_plan(layout_of(cfg), work.fingerprint())
-    return estimate(work, plan, pipeline_of(cfg), cfg.estimate, installed=cfg.installed)
+    asked, work = experiment.of("dryrun", cfg), workload(cfg, cfg.estimate)
+    return estimate(work, asked.plan, pipeline_of(cfg), cfg.estimate, installed=cfg.installed)
 
 
 def _compare(found: Sequence[Estimate], folder: Path, console: Console) -> None:

@@ -6,14 +6,9 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from hp_memory.config.schema import validate
 from hp_memory.errors import ConfigError
-from hp_memory.experiment.desk import refuse_offload
-from hp_memory.layout import build_plan
-from hp_memory.mindformers import limits
-from hp_memory.mindformers.families import fingerprint
+from hp_memory.experiment import experiment
 from hp_memory.mindformers.train_config import train_config, with_callback, with_native_settings
-from hp_memory.pipeline.settings import check_plan, with_stage_layouts
 from hp_memory.runs.paths import check_output
 
 if TYPE_CHECKING:
@@ -40,15 +35,10 @@ def run(cfg: ExportConfig) -> int:
 
 def render(cfg: ExportConfig) -> str:
     """The YAML, below a comment with the plan in words."""
-    validate(cfg)
     if cfg.to not in TARGETS:
         raise ConfigError("to", cfg.to, "no such target", TARGETS)
-    refuse_offload(cfg)
-    limits.refuse(cfg)
-    config = train_config(cfg)
-    layout = with_stage_layouts(cfg.layout, cfg.pipeline, cfg.model.num_layers)
-    plan = build_plan(layout, fingerprint(cfg.model, cfg.parallel))
-    check_plan(cfg.pipeline, plan, cfg.model.num_layers)
+    asked = experiment.of("export", cfg)
+    config, layout, plan = train_config(cfg), asked.layout, asked.plan
     if cfg.to == "mindformers-callback":
         config = with_callback(config, layout)
     else:

@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from hp_memory.commands import train
 from hp_memory.config.schema import HPConfig, validate
 from hp_memory.errors import ConfigError
-from hp_memory.experiment.desk import checked_plan, launch_settings, launch_workers
+from hp_memory.experiment import experiment
+from hp_memory.experiment.job import launch_settings, launch_workers
 from hp_memory.launch.job import launch
 from hp_memory.runs.paths import make_run_dir, run_dir_path
 
@@ -25,7 +26,7 @@ def run(cfg: HPConfig) -> int:
         run_dir = run_dir_path(cfg.run_dir, cfg.run_root, cfg.name) if only_named else _own_run_dir(cfg)
         return launch(launch_settings(cfg), lambda world_size: tuple(cfg.launch.task), run_dir, os.environ)
     if joins:
-        checked_plan(cfg)
+        experiment.of("train", cfg)
         _refuse_other_config(cfg, Path(joins))
         return launch_workers(cfg, train.WORKERS[cfg.engine], Path(joins))
     return train.run(cfg)

@@ -8,7 +8,8 @@ from pathlib import Path
 from hp_memory.config.app import compose, to_object
 from hp_memory.config.schema import PipelineConfig
 from hp_memory.errors import ConfigError
-from hp_memory.experiment.desk import checked_plan, launch_workers, prepare_run_dir
+from hp_memory.experiment import experiment
+from hp_memory.experiment.job import launch_workers, prepare_run_dir
 from hp_memory.pipeline import show
 from hp_memory.pipeline.regression import report
 from hp_memory.pipeline.regression.cases import Case, expand
@@ -25,7 +26,7 @@ def run(cfg: PipelineConfig) -> int:
         cfg.pipeline.validate("pipeline")
         picture = None if cfg.picture is None else check_output("picture", cfg.picture, show.PICTURES)
         return _show(cfg, picture)
-    plan = checked_plan(cfg)
+    plan = experiment.of("pipeline", cfg).plan
     cfg.matrix.validate("matrix")
     cases = expand(cfg.matrix)
     _check(cfg, cases)
@@ -43,14 +44,8 @@ def _check(cfg: PipelineConfig, cases: Sequence[Case]) -> None:
     """Refuse what no worker could run, before one starts.
 
     Raises:
-        ConfigError: another engine, stages the workers don't form, a split the model's layers don't allow.
+        ConfigError: stages the workers don't form, a split the model's layers don't allow.
     """
-    if cfg.engine != "reference":
-        raise ConfigError("engine", cfg.engine, "the regression runs the reference model", ("reference",))
-    if cfg.pipeline.stages != 1:
-        raise ConfigError(
-            "pipeline.stages", cfg.pipeline.stages, "the regression takes its pipelines from matrix", (1,)
-        )
     if not cases:
         raise ConfigError(
             "matrix.microbatches", list(cfg.matrix.microbatches), "no schedule takes these with these stages"

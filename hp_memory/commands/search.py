@@ -10,11 +10,11 @@ import mindspore as ms
 
 from hp_memory.config.app import compose, to_object
 from hp_memory.config.estimate import positive_bytes_of
-from hp_memory.config.schema import NAMED_LAYOUTS, SearchConfig, validate
-from hp_memory.errors import ConfigError
+from hp_memory.config.schema import NAMED_LAYOUTS, SearchConfig
 from hp_memory.estimate import report
 from hp_memory.estimate.search.budget import GIB, Plan, Planner, override_of, yaml_of
-from hp_memory.experiment.desk import prepare_run_dir
+from hp_memory.experiment import experiment
+from hp_memory.experiment.job import prepare_run_dir
 from hp_memory.experiment.workload import pipeline_of, workload
 from hp_memory.layout import LayoutSettings
 from hp_memory.mindformers import yaml_input
@@ -29,11 +29,9 @@ _UNITS = {"time": ("ms", 1e3), "flops": ("TFLOPs", 1e-12), "given": ("ms", 1.0)}
 def run(cfg: SearchConfig) -> int:
     """Prints and writes the plan; returns 0, or 1 if nothing fits."""
     cfg = yaml_input.applied(cfg)
-    validate(cfg)
+    experiment.of("search", cfg)
     cfg.search.validate("search")
     budget = positive_bytes_of(cfg.budget, "budget")
-    if cfg.pipeline.layouts:
-        raise ConfigError("pipeline.layouts", len(cfg.pipeline.layouts), "has no effect: the search chooses layouts")
     ms.set_device("CPU")
     planner = Planner(workload(cfg, cfg.estimate), pipeline_of(cfg), cfg.estimate, cfg.search)
     plan = planner.solve(budget)

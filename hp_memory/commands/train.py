@@ -7,15 +7,8 @@ from pathlib import Path
 
 from hp_memory.config.schema import HPConfig
 from hp_memory.errors import ConfigError
-from hp_memory.experiment.desk import (
-    check_launch,
-    check_text,
-    checked_plan,
-    fingerprint,
-    launch_workers,
-    prepare_run_dir,
-    refuse_unread_settings,
-)
+from hp_memory.experiment import experiment
+from hp_memory.experiment.job import check_launch, launch_workers, prepare_run_dir
 from hp_memory.report.table import console as make_console
 from hp_memory.report.training import write_report
 from hp_memory.runs.paths import run_dir_path
@@ -25,10 +18,10 @@ WORKERS = {"reference": "hp_memory.train.worker", "mindformers": "hp_memory.mind
 
 def run(cfg: HPConfig) -> int:
     """Trains; returns 0, or the launch's exit code."""
-    refuse_unread_settings(cfg)
-    plan = checked_plan(cfg)
-    _check_checkpoint(cfg)
-    check_text(cfg)
+    asked = experiment.of("train", cfg)
+    plan = asked.plan
+    _check_checkpoint(asked)
+    experiment.check_text(cfg)
     check_launch(cfg)
     # A dry run writes nothing; scripts and job files are started later and find their config in the run directory.
     place = (cfg.run_dir, cfg.run_root, cfg.name)
@@ -42,14 +35,14 @@ def run(cfg: HPConfig) -> int:
     return code
 
 
-def _check_checkpoint(cfg: HPConfig) -> None:
-    wanted = cfg.train.resume_from
+def _check_checkpoint(asked: experiment.Experiment) -> None:
+    cfg, wanted = asked.cfg, asked.cfg.train.resume_from
     if wanted is None:
         return
     if cfg.engine == "reference":
         from hp_memory.runs.checkpoint import find_checkpoint
 
-        digest = fingerprint(cfg).digest
+        digest = asked.fingerprint.digest
         find_checkpoint(wanted, digest, cfg.parallel.world_size, cfg.parallel.expert, cfg.train.steps)
     elif not Path(wanted).is_dir():
         # What is in it MindFormers checks itself.

@@ -11,7 +11,6 @@ import numpy as np
 from hp_memory.layout import ActivationPlan
 from hp_memory.mindformers import conflicts, environment
 from hp_memory.mindformers.recorder import Recorder
-from hp_memory.mindformers.refusals import refuse_untrainable
 from hp_memory.mindformers.train_config import train_config
 from hp_memory.models.settings import ParallelSettings
 from hp_memory.runs import mindformers_checkpoints as checkpoints
@@ -53,7 +52,6 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
         ConfigError: for a family that MindFormers can't train, or settings that clash.
         NeedsHyperParallel: for several processes without the real package.
     """
-    refuse_untrainable(cfg)
     # MindFormers reads it while it is imported.
     os.environ.setdefault("LOCAL_DEFAULT_PATH", str(run_dir / "mindformers"))
     config = _config(cfg, run_dir)

@@ -8,7 +8,7 @@ import pytest
 
 from hp_memory.config import app as hydra_app
 from hp_memory.config.schema import validate
-from hp_memory.experiment.desk import plan_for
+from hp_memory.experiment.experiment import Experiment
 from hp_memory.runs.paths import config_dir
 
 RECIPES = config_dir() / "recipe"
@@ -28,6 +28,6 @@ def test_there_are_recipes():
 def test_recipe(name):
     cfg = compose(name)
     validate(cfg)
-    plan = plan_for(cfg, cfg.layout, "layout")
+    plan = Experiment(cfg).plan
     assert len(plan.layers) == len(cfg.model.kinds)
     assert plan.in_words()

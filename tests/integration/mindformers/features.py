@@ -72,7 +72,7 @@ def restarts() -> dict:
     from mindformers.pynative.transformers.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
     from hp_memory.config import app as hydra_app
-    from hp_memory.experiment import desk as experiment
+    from hp_memory.experiment import experiment
     from hp_memory.launch import restart
     from hp_memory.mindformers import trainer
     from hp_memory.runs import mindformers_checkpoints as checkpoints
@@ -81,7 +81,7 @@ def restarts() -> dict:
     (ROOT / "text").write_text("In the beginning God created the heaven and the earth. " * 200)
     words = ["recipe=tiny_qwen3_moe", "train.steps=4", "train.save_every=2", f"data.text={ROOT / 'text'}"]
     cfg = hydra_app.to_object(hydra_app.compose("train", words))
-    plan = experiment.checked_plan(cfg)
+    plan = experiment.of("train", cfg).plan
     get_moe_layer_wise_logging_tracker().clear()
     straight = trainer.run(cfg, plan, ROOT / "straight")
     saved = ROOT / "broken" / checkpoints.FOLDER

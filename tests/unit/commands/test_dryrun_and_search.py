@@ -7,7 +7,6 @@ import pytest
 from hp_memory import cli
 from hp_memory.config.app import compose, to_object
 from hp_memory.errors import ConfigError
-from hp_memory.layout import build_plan
 
 
 def run(*args: str) -> int:
@@ -49,10 +48,11 @@ def test_the_search_prints_a_plan_that_every_command_takes(mindspore, tmp_path, 
         assert to_object(compose(command, ["recipe=tiny_moe", *overrides, *more])).layout.name == "search"
     cfg = to_object(compose("dryrun", ["recipe=tiny_moe", "estimate=cpu", *overrides]))
     from hp_memory.estimate.ranks import estimate
-    from hp_memory.experiment.workload import layout_of, pipeline_of, workload
+    from hp_memory.experiment import experiment
+    from hp_memory.experiment.workload import pipeline_of, workload
 
     work = workload(cfg, cfg.estimate)
-    again = estimate(work, build_plan(layout_of(cfg), work.fingerprint()), pipeline_of(cfg), cfg.estimate)
+    again = estimate(work, experiment.of("dryrun", cfg).plan, pipeline_of(cfg), cfg.estimate)
     assert again.worst.peak == found["peak"]
 
 

@@ -8,7 +8,7 @@ import yaml
 from hp_memory.commands import export
 from hp_memory.config.app import compose, to_object
 from hp_memory.errors import ConfigError
-from hp_memory.experiment.desk import plan_for
+from hp_memory.experiment.experiment import Experiment
 from hp_memory.mindformers.families import fingerprint
 from hp_memory.mindformers.plan_request import resolve
 
@@ -23,7 +23,7 @@ def test_layouts_of_stages_reach_the_callback_as_layouts_of_layers():
     cfg = config(STAGES)
     written = yaml.safe_load(export.render(cfg))
     plan = resolve(written["callbacks"][0]["plan"], fingerprint(cfg.model, cfg.parallel))
-    assert plan == plan_for(cfg, cfg.layout, "layout")
+    assert plan == Experiment(cfg).plan
     assert plan.layers[23].layout.action("gmm.up") == "recompute"
     assert plan.layers[24].layout.action("gmm.up") == "save"
     assert written["parallelism"]["pipeline_parallel_layers_per_stage"] == ["0-23", "24-47"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from hp_memory.commands import export
 from hp_memory.config import app as hydra_app
 from hp_memory.errors import ConfigError
-from hp_memory.experiment import desk, workload
+from hp_memory.experiment import experiment
 from hp_memory.mindformers import limits
 
 PIPELINE = ("parallel.pipeline=2", "pipeline.stages=2", "pipeline.microbatches=4", "train.micro_batches=4")
@@ -22,10 +24,10 @@ CASES = [
     ("pipeline.split_backward", "switches the dx/dw split off", (*INTERLEAVED, "pipeline.split_backward=true")),
 ]
 COMMANDS = {
-    "train": desk.checked_plan,
+    "train": functools.partial(experiment.of, "train"),
     "export": export.render,
-    "dryrun": lambda cfg: workload.workload(cfg, cfg.estimate),
-    "search": lambda cfg: workload.workload(cfg, cfg.estimate),
+    "dryrun": functools.partial(experiment.of, "dryrun"),
+    "search": functools.partial(experiment.of, "search"),
 }
 
 NEEDED = {"export": ["to=mindformers-callback"], "search": ["budget=1GiB"]}

@@ -1,4 +1,4 @@
-"""What the MindFormers engine refuses before it imports MindFormers."""
+"""What the MindFormers engine refuses before it imports MindFormers: as `train` asks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from hp_memory.config import app as hydra_app
 from hp_memory.errors import ConfigError
-from hp_memory.mindformers import refusals
+from hp_memory.experiment import experiment
 from hp_memory.mindformers.train_config import train_config
 
 
@@ -16,16 +16,16 @@ def config(*overrides: str):
 
 def test_a_family_that_can_only_be_planned():
     with pytest.raises(ConfigError, match="can only be planned"):
-        refusals.refuse_untrainable(config("recipe=glm_4_5"))
+        experiment.of("train", config("recipe=glm_4_5"))
 
 
 def test_offload_without_a_graph():
-    with pytest.raises(ConfigError, match="no jitted graph"):
-        refusals.refuse_untrainable(config("recipe=tiny_qwen3_moe", "offload.auto_offload=activation"))
+    with pytest.raises(ConfigError, match="compiled graphs"):
+        experiment.of("train", config("recipe=tiny_qwen3_moe", "offload.auto_offload=activation"))
 
 
 def test_a_sound_recipe_passes():
-    refusals.refuse_untrainable(config("recipe=tiny_qwen3_moe"))
+    experiment.of("train", config("recipe=tiny_qwen3_moe"))
 
 
 @pytest.mark.parametrize(

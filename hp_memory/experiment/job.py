@@ -1,0 +1,68 @@
+"""From an experiment to a running job: its run directory, and the launch of its workers."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from hp_memory.config.schema import HPConfig
+from hp_memory.errors import ConfigError
+from hp_memory.launch.job import TaskFor, checked, launch
+from hp_memory.launch.settings import LaunchSettings
+from hp_memory.layout import ActivationPlan
+from hp_memory.mindformers import hyper_offload
+from hp_memory.runs.environment import environment
+from hp_memory.runs.paths import make_run_dir
+
+
+def prepare_run_dir(cfg: HPConfig, plan: ActivationPlan) -> Path:
+    """Makes the run directory and leaves in it what the run is: config, plan as data and in words, environment."""
+    run_dir = make_run_dir(cfg.run_dir, cfg.run_root, cfg.name)
+    OmegaConf.save(OmegaConf.structured(cfg), run_dir / "config.yaml")
+    (run_dir / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1))
+    (run_dir / "plan.txt").write_text(f"plan {plan.hash()}\n{plan.in_words()}\n")
+    (run_dir / "environment.json").write_text(json.dumps(environment(), indent=1))
+    return run_dir
+
+
+def launch_settings(cfg: HPConfig) -> LaunchSettings:
+    """The launch, with what MindSpore reads of HyperOffload in every worker's environment: it is read once, early."""
+    return replace(cfg.launch, env=hyper_offload.environment(cfg.offload) | cfg.launch.env)
+
+
+def check_launch(cfg: HPConfig) -> None:
+    """Refuses what the launch's settings alone show to be wrong, before anything is printed or written.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    checked(launch_settings(cfg), _task_for(cfg, "", Path()), Path(cfg.run_root), os.environ, _sizes(cfg))
+
+
+def launch_workers(cfg: HPConfig, module: str, run_dir: Path) -> int:
+    """Starts ``python -m module --run-dir DIR`` on every rank and watches it to its end; returns the exit code."""
+    try:
+        return launch(launch_settings(cfg), _task_for(cfg, module, run_dir), run_dir, os.environ, _sizes(cfg))
+    except ConfigError:
+        # Nothing ran: the corrected command may use the same directory, unless it is another node's.
+        if cfg.launch.node_rank <= 0:
+            (run_dir / "config.yaml").unlink(missing_ok=True)
+        raise
+
+
+def _task_for(cfg: HPConfig, module: str, run_dir: Path) -> TaskFor:
+    def task_for(world_size: int) -> tuple[str, ...]:
+        if world_size != cfg.parallel.world_size:
+            why = f"starts {world_size} workers; data x tensor x context x pipeline need {cfg.parallel.world_size}"
+            raise ConfigError("launch.workers_per_node", cfg.launch.workers_per_node, why)
+        return ("python", "-m", module, "--run-dir", str(run_dir))
+
+    return task_for
+
+
+def _sizes(cfg: HPConfig) -> dict[str, int]:
+    return {name: getattr(cfg.parallel, name) for name in ("data", "tensor", "context", "pipeline")}
