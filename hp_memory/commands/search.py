@@ -62,10 +62,11 @@ def run(cfg: SearchConfig) -> int:
 def _words(cfg: SearchConfig, planner: Planner, plan: Plan, peak: int, next_gib: float) -> str:
     unit, scale = _UNITS[cfg.search.cost]
     each = f"{plan.cost * scale:.1f} {unit} of replay per micro-batch on all ranks, {plan.slowest * scale:.1f} on one"
-    counts = ", ".join(f"{len(o)} for {kind}" for kind, o in planner.options.items())
+    counts = ", ".join(f"{len(ways)} for {kind}" for kind, ways in planner.ways.items())
+    proof = "optimal" if plan.gap == 0 else f"within {plan.gap:.2%} of the least"
     return (
-        f"optimal for cost={cfg.search.cost} (HiGHS, gap 0): {each}; peak {peak / GIB:.2f} GiB\n"
-        f"the next GiB would save {next_gib * scale:.1f} {unit}; options considered: {counts}"
+        f"{proof} for cost={cfg.search.cost}: {each}; peak {peak / GIB:.2f} GiB\n"
+        f"the next GiB would save {next_gib * scale:.1f} {unit}; ways considered: {counts}"
     )
 
 

@@ -121,6 +121,8 @@ class SearchSettings:
     """Choose a layout for each layer, or one per kind of layer in a ``stage``."""
     curve: int = 6
     """Budgets at which the trade-off curve is computed."""
+    seconds: float = 60.0
+    """About how long the solver may take for a plan. What isn't proven by then is printed with its gap."""
 
     def validate(self, path: str = "search") -> None:
         """Raises ConfigError for a choice that doesn't exist, or times that have no effect or are missing."""
@@ -136,6 +138,8 @@ class SearchSettings:
                 raise ConfigError(f"{path}.times.{region}", time, "no such region", REGIONS, meant=region)
             if time < 0:
                 raise ConfigError(f"{path}.times.{region}", time, "must not be negative")
+        if not self.seconds > 0:
+            raise ConfigError(f"{path}.seconds", self.seconds, "must be above 0")
         if not 2 <= self.curve <= MOST_BUDGETS:
             raise ConfigError(f"{path}.curve", self.curve, f"a curve has 2 to {MOST_BUDGETS} budgets")
 

@@ -14,7 +14,7 @@ Whether the rules are right is checked against the real wrappers, on the meta de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -153,21 +153,37 @@ def free_regions(trace: LayerTrace) -> tuple[str, ...]:
 
 def held_bytes_of_all(trace: LayerTrace) -> np.ndarray:
     """Held bytes of every subset of ``free_regions`` that is replayed: entry ``mask`` has bit i set if region i is."""
-    return _sum_of_all(trace, lambda use, kept: kept)
+    return held_of(trace, every_choice(free_regions(trace))).nbytes
 
 
-def replayed_bytes_of_all(trace: LayerTrace) -> np.ndarray:
-    """The same for what is there once the layer has been replayed: all that was saved, and what was held."""
-    return _sum_of_all(trace, lambda use, kept: np.ones_like(kept) if use.saved_in or use.unhooked else kept)
+@dataclass(frozen=True)
+class HeldOf:
+    """What stays after the forward under each of several choices.
+
+    Attributes:
+        nbytes: bytes held, by choice.
+        kept: for each storage that some choice holds, in which ones it is held.
+        saved: for each of these, in which ones because an operation saved it.
+    """
+
+    nbytes: np.ndarray
+    kept: Mapping[int, np.ndarray]
+    saved: Mapping[int, np.ndarray]
 
 
-def _sum_of_all(trace: LayerTrace, rule: Callable[[Uses, np.ndarray], np.ndarray]) -> np.ndarray:
-    choices = every_choice(free_regions(trace))
+def held_of(trace: LayerTrace, choices: Choices) -> HeldOf:
+    """The same as ``held_by``, for many choices at once."""
     alive = live(trace, choices)
     total = np.zeros(len(choices), np.int64)
+    kept: dict[int, np.ndarray] = {}
+    saved: dict[int, np.ndarray] = {}
+    never = np.zeros(len(choices), bool)
     for use in uses(trace):
-        kept = np.zeros(len(choices), bool)
-        for _, when in _reasons(trace, use, choices, alive, keep_outputs=False):
-            kept = kept | when
-        total += rule(use, kept) * trace.storages[use.storage].nbytes
-    return total
+        reasons = _reasons(trace, use, choices, alive, keep_outputs=False)
+        kept[use.storage] = np.logical_or.reduce([when for _, when in reasons])
+        saved[use.storage] = never
+        for i, (reason, when) in enumerate(reasons):
+            if reason == "saved for backward":
+                saved[use.storage] = when & ~reasons[0][1] if i else when
+        total += kept[use.storage] * trace.storages[use.storage].nbytes
+    return HeldOf(total, kept, saved)

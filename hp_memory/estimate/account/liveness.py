@@ -74,7 +74,7 @@ def curve(trace: LayerTrace, layout: Layout, kept: Collection[int] = ()) -> tupl
 
 def _forward_lives(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool) -> tuple[list[Op], Lives]:
     stays = {entry.storage for entry in held_by(trace, replayed, keep_outputs)} | set(trace.outputs)
-    ops, first, last = _of_phase(trace, "forward")
+    ops, first, last = of_phase(trace, "forward")
     end = len(ops) - 1
     lives = {n: (first.get(n, 0), end if n in stays else min(last[n], end)) for n in last if trace.activation(n)}
     for number in trace.inputs:
@@ -86,9 +86,9 @@ def _backward_lives(trace: LayerTrace, replayed: Collection[str], keep_outputs: 
     kept = held_by(trace, replayed, keep_outputs)
     again = [op for op in trace.of_phase("forward") if op.region == BARE or op.region in replayed] if replayed else []
     shift = len(again)
-    ops, first, last = _of_phase(trace, "backward")
+    ops, first, last = of_phase(trace, "backward")
     replay_first, replay_last = _lifetimes(trace, again)
-    saved = _saved(trace)
+    saved = saved_storages(trace)
     lives: Lives = {}
     for number, start in first.items():
         if trace.activation(number) and number not in saved:
@@ -99,20 +99,22 @@ def _backward_lives(trace: LayerTrace, replayed: Collection[str], keep_outputs: 
             needed = number in saved and number in last
             lives[number] = (start, last[number] + shift if needed else replay_last[number])
     for entry in kept:
-        number = entry.storage
-        until = last[number] + shift if number in last else replay_last.get(number, 0)
-        lives[number] = (0, until if entry.reason == "saved for backward" else shift + len(ops) - 1)
+        number, end = entry.storage, shift + len(ops) - 1
+        # Nothing says when an output or a block's input goes before the end, nor what backward never reads.
+        until = last[number] + shift if entry.reason == "saved for backward" and number in last else end
+        lives[number] = (0, until)
     return [*again, *ops], lives
 
 
-def _saved(trace: LayerTrace) -> set[int]:
+def saved_storages(trace: LayerTrace) -> set[int]:
+    """What backward keeps of the forward, by whatever hook."""
     if "saved" not in trace.memo:
         saved = {item.storage for item in trace.saved if trace.activation(item.storage)}
         trace.memo["saved"] = saved | unhooked_storages(trace)
     return trace.memo["saved"]
 
 
-def _of_phase(trace: LayerTrace, phase: Phase) -> tuple[list[Op], dict[int, int], dict[int, int]]:
+def of_phase(trace: LayerTrace, phase: Phase) -> tuple[list[Op], dict[int, int], dict[int, int]]:
     """The operations of a phase, and the first write and the last use of every storage in it."""
     key = f"lifetimes of {phase}"
     if key not in trace.memo:
@@ -140,7 +142,7 @@ def _lifetimes(trace: LayerTrace, ops: Sequence[Op]) -> tuple[dict[int, int], di
             first.setdefault(number, i)
             last[number] = i
     positions = _positions(trace, ops)
-    saved = _saved(trace)
+    saved = saved_storages(trace)
     for number, at in trace.released.items():
         if number in saved or (number in last and number not in trace.weight_gradients):
             last[number] = max(last.get(number, 0), int(positions[at]))
@@ -172,7 +174,7 @@ def _peak(trace: LayerTrace, ops: Sequence[Op], lives: Lives) -> Peak:
 
 def saved_bytes(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool = False) -> int:
     """What a layer keeps once it has been replayed and before its backward: all that was saved, and what is held."""
-    everything = _saved(trace) | {entry.storage for entry in held_by(trace, replayed, keep_outputs)}
+    everything = saved_storages(trace) | {entry.storage for entry in held_by(trace, replayed, keep_outputs)}
     return trace.nbytes(everything)
 
 

@@ -56,7 +56,11 @@ def choice(replayed: Collection[str]) -> Choices:
 
 def every_choice(regions: Sequence[str]) -> Choices:
     """All subsets of these regions: bit i of a choice's number says that region i is replayed."""
-    masks = np.arange(1 << len(regions))
+    return choices_of(regions, np.arange(1 << len(regions)))
+
+
+def choices_of(regions: Sequence[str], masks: np.ndarray) -> Choices:
+    """Some of them, by their numbers."""
     return Choices({region: (masks >> i & 1).astype(bool) for i, region in enumerate(regions)}, masks > 0)
 
 

@@ -9,12 +9,13 @@ from functools import cached_property
 
 from hp_memory.config.estimate import EstimateSettings, SearchSettings
 from hp_memory.estimate.account import terms
+from hp_memory.estimate.account.held import free_regions
 from hp_memory.estimate.account.stage import unit_of
 from hp_memory.estimate.account.terms import Term
 from hp_memory.estimate.engines.choice import trace
 from hp_memory.estimate.ranks import Estimate, chunks_of, estimate, hidden_bytes, schedule_of, traces_of_rank
-from hp_memory.estimate.search.options import Option, options, replay_costs
-from hp_memory.estimate.search.programme import Choice, Situation, Slot, least, situations, solve
+from hp_memory.estimate.search.options import Ways, replay_costs, ways
+from hp_memory.estimate.search.programme import Choice, Programme, Slot, fixed, situations
 from hp_memory.estimate.tracing.record import LayerTrace
 from hp_memory.estimate.workload import Workload
 from hp_memory.layout import LayerOverride, LayoutSettings, build_plan
@@ -29,8 +30,7 @@ class RankProblem:
     """One rank's choice: its layers, its moments, and what it holds beside activations."""
 
     rank: int
-    slots: tuple[Slot, ...]
-    where: tuple[Situation, ...]
+    programme: Programme
     static: tuple[Term, ...]
     optimizer_step: int
 
@@ -65,7 +65,7 @@ class Blame:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cheapest plan: a choice per rank, and its cost per step and rank."""
+    """The cheapest plan found: a choice per rank, each with its bound."""
 
     choices: tuple[Choice, ...]
     layout: LayoutSettings
@@ -80,6 +80,17 @@ class Plan:
         """Of one micro-batch's replay on the rank that replays most: what a pipeline waits for."""
         return max(choice.cost for choice in self.choices)
 
+    @property
+    def bound(self) -> float:
+        """No plan that fits costs less."""
+        return sum(choice.bound for choice in self.choices)
+
+    @property
+    def gap(self) -> float:
+        """By how much the cost may be too high, as a share of it; 0 is a proof of optimality."""
+        proven = all(choice.gap == 0 for choice in self.choices)
+        return 0.0 if proven else (self.cost - self.bound) / self.cost
+
 
 class Planner:
     """Everything about one model that doesn't depend on the budget."""
@@ -89,16 +100,25 @@ class Planner:
     ) -> None:
         self.work, self.pipeline, self.settings, self.search = work, pipeline, settings, search
         self.model = trace(work)
+        self.interrupted = False
 
     @cached_property
-    def options(self) -> Mapping[str, Sequence[Option]]:
-        """What may be chosen for each kind of layer; kinds that do the same share their options."""
-        found: dict[str, Sequence[Option]] = {}
+    def ways(self) -> Mapping[str, Ways]:
+        """What may be chosen for each kind of layer; kinds that do the same share it."""
+        found: dict[str, Ways] = {}
         for kind, traced in self.model.layers.items():
             same = next((k for k in found if _alike(self.model.layers[k], traced)), None)
-            costs = replay_costs(traced, self.search, self.settings.device)
-            found[kind] = found[same] if same else options(traced, costs)
+            found[kind] = found[same] if same else ways(traced, self.costs(kind))
         return found
+
+    def costs(self, kind: str) -> dict[str, float]:
+        """What one replay of each region of a kind costs."""
+        return replay_costs(self.model.layers[kind], self.search, self.settings.device)
+
+    @property
+    def seconds(self) -> float:
+        """What one call of the solver may take, so that all ranks together stay near the limit."""
+        return 0.0 if self.interrupted else max(self.search.seconds / (2 * len(self.ranks)), 0.5)
 
     @cached_property
     def ranks(self) -> tuple[RankProblem, ...]:
@@ -110,37 +130,40 @@ class Planner:
         own, last = schedule.chunks_of(rank), len(chunks) - 1
         slots = [self._slot(c, layer) for c in own for layer in chunks[c]]
         if last in own and self.model.head is not None:
-            head = Option((), unit_of(self.model.head, "head and loss", None, None), 0.0, 0)
-            slots.append(Slot(last, None, (head,)))
+            slots.append(Slot(last, None, fixed(unit_of(self.model.head, "head and loss", None, None))))
         # A chunk's units run in order: the end of the model is the last of the last chunk.
         slots.sort(key=lambda slot: own.index(slot.chunk))
         layers = [layer for c in own for layer in chunks[c]]
         traces = traces_of_rank(self.model, layers, 0 in own, last in own)
         static = terms.static_terms(traces, self.settings, self.work.parallel, hidden_bytes(self.work))
         step = terms.optimizer_step(traces, self.work.parallel)
-        return RankProblem(rank, tuple(slots), tuple(situations(schedule, rank)), static, step)
+        return RankProblem(rank, Programme(slots, situations(schedule, rank)), static, step)
 
     def _slot(self, chunk: int, layer: int) -> Slot:
         kind = self.model.kinds[layer]
         group = f"{chunk} {kind}" if self.search.per == "stage" else None
-        return Slot(chunk, layer, self.options[kind], group)
+        return Slot(chunk, layer, self.ways[kind], group)
 
     def solve(self, budget: int, gap: float = 0.0) -> Plan | None:
         """The cheapest plan within ``budget`` bytes on every rank, or None."""
-        choices = []
-        for problem in self.ranks:
-            room = problem.room(budget, self.settings.fragmentation)
-            choice = solve(problem.slots, problem.where, room, gap) if room >= 0 else None
-            if choice is None:
-                return None
-            choices.append(choice)
-        return Plan(tuple(choices), self._layout(choices))
+        return self.solve_each([budget] * len(self.ranks), gap)
 
-    def solve_each(self, budgets: Sequence[int]) -> Plan | None:
-        """The cheapest plan within a budget of its own for each rank."""
-        choices = []
-        for problem, budget in zip(self.ranks, budgets, strict=True):
-            choice = solve(problem.slots, problem.where, problem.room(budget, self.settings.fragmentation))
+    def solve_each(self, budgets: Sequence[int], gap: float = 0.0) -> Plan | None:
+        """The cheapest plan within a budget of its own for each rank.
+
+        An interrupt ends the proof, not the search: ranks that are left get a quick plan.
+        """
+        choices: list[Choice] = []
+        while len(choices) < len(self.ranks):
+            problem = self.ranks[len(choices)]
+            room = problem.room(budgets[len(choices)], self.settings.fragmentation)
+            try:
+                choice = problem.programme.solve(room, self.seconds, gap) if room >= 0 else None
+            except KeyboardInterrupt:
+                if self.interrupted:
+                    raise
+                self.interrupted = True
+                continue
             if choice is None:
                 return None
             choices.append(choice)
@@ -149,9 +172,9 @@ class Planner:
     def _layout(self, choices: Sequence[Choice]) -> LayoutSettings:
         """The choices as a layout: the commonest as the base, runs of layers that differ as overrides."""
         chosen = {
-            slot.layer: option.replayed
+            slot.layer: slot.ways.replayed[pick]
             for problem, choice in zip(self.ranks, choices, strict=True)
-            for slot, option in zip(problem.slots, choice.options, strict=True)
+            for slot, pick in zip(problem.programme.slots, choice.picks, strict=True)
             if slot.layer is not None
         }
         runs: list[tuple[list[int], LayerOverride]] = []
@@ -167,14 +190,14 @@ class Planner:
     def _override(self, layer: int, replayed: tuple[str, ...]) -> LayerOverride:
         if not replayed:
             return LayerOverride("", default="save")
-        free = [r for r in self.model.layers[self.model.kinds[layer]].regions if r not in ("router", "dispatch.counts")]
+        free = free_regions(self.model.layers[self.model.kinds[layer]])
         return LayerOverride("", save=[r for r in free if r not in replayed])
 
     def blame(self) -> Blame:
         """What needs most on the rank that can be made to need least only with the most memory."""
         found = []
         for problem in self.ranks:
-            activations = int(least(problem.slots, problem.where) * (1 + self.settings.fragmentation))
+            activations = int(problem.programme.least(self.seconds) * (1 + self.settings.fragmentation))
             parts = Counter({term.name: term.nbytes for term in problem.static})
             parts["activations, all replayed"] = activations
             need = problem.static_bytes + max(activations, problem.optimizer_step)
@@ -182,23 +205,12 @@ class Planner:
         return max(found, key=lambda blame: blame.least)
 
     def curve(self, low: int, points: int) -> list[tuple[int, float]]:
-        """Budgets from ``low`` to where nothing need be replayed, and the cost of a good plan at each.
-
-        Chosen from fewer options (``cheapest_for_held``) and to 1 %, which is an upper bound on the least cost.
-        """
+        """Budgets from ``low`` to where nothing need be replayed, and the cost of a plan within 1 % of the least."""
         high = self.estimate(LayoutSettings(name="none", default="save")).worst.peak
         step = max(1, (high - low) // (points - 1))
         budgets = [low + i * step for i in range(points - 1)] + [max(high, low)]
-        fewer = {id(o): cheapest_for_held(o) for problem in self.ranks for o in (s.options for s in problem.slots)}
-        found = []
-        for budget in budgets:
-            choices = []
-            for problem in self.ranks:
-                slots = [replace(slot, options=fewer[id(slot.options)]) for slot in problem.slots]
-                choices.append(solve(slots, problem.where, problem.room(budget, self.settings.fragmentation), 0.01))
-            if None not in choices:
-                found.append((budget, sum(choice.cost for choice in choices)))
-        return found
+        plans = ((budget, self.solve(budget, 0.01)) for budget in budgets)
+        return [(budget, plan.cost) for budget, plan in plans if plan is not None]
 
     def estimate(self, layout: LayoutSettings) -> Estimate:
         """The timeline of a layout: what shows that a plan fits."""
@@ -211,18 +223,9 @@ class Planner:
         for layer in plan.layers:
             traced = self.model.layers[layer.kind]
             replayed = layer.layout.replays(traced.regions)
-            costs = replay_costs(traced, self.search, self.settings.device)
+            costs = self.costs(layer.kind)
             total += sum(costs[r] for r in (*replayed, "")) if replayed else 0.0
         return total
-
-
-def cheapest_for_held(ways: Sequence[Option]) -> list[Option]:
-    """The options that no other one matches or beats in held bytes and cost alone, cheapest first."""
-    kept: list[Option] = []
-    for option in sorted(ways, key=lambda o: (o.cost, o.unit.held)):
-        if not kept or option.unit.held < kept[-1].unit.held:
-            kept.append(option)
-    return kept
 
 
 def _alike(a: LayerTrace, b: LayerTrace) -> bool:

@@ -1,46 +1,140 @@
 """Every way to treat a layer's regions, with what it holds and what its replay costs; the ones worth choosing from.
 
-A layer with k regions has 2^k ways. One that holds no less, needs no less on the way and replays no cheaper than
-another can't be part of an optimal plan: only the others are kept.
+A layer with k free regions has 2^k ways. One way is dropped for another that costs no more, holds no more after the
+forward and after a replay, and needs no more within forward and backward.
+
+Why that loses no optimum: in every moment of every schedule, what is alive is a sum of these amounts over the layers of
+a rank, with coefficients that aren't negative (``stage.demand``; what the search calls ``gradients`` always stands
+beside ``replayed``, and the two together are ``working_backward``). So in any plan that fits, the dropped way may be
+replaced by the other: every moment needs no more than before, and the plan costs no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from hp_memory.config.estimate import DeviceSettings, SearchSettings
 from hp_memory.errors import ConfigError
-from hp_memory.estimate.account.held import free_regions, held_bytes_of_all, replayed_bytes_of_all
-from hp_memory.estimate.account.stage import Unit, unit_of
+from hp_memory.estimate.account import liveness
+from hp_memory.estimate.account.held import free_regions
+from hp_memory.estimate.account.replay import choices_of
+from hp_memory.estimate.account.working import WorkingSets, working_sets
 from hp_memory.estimate.tracing.record import BARE, LayerTrace
-from hp_memory.layout import Layout, make_layout
+
+AMOUNTS = ("held", "replayed", "waiting", "working_forward", "working_backward", "gradients")
+# Ways are looked at in parts of this many, which bounds the memory it takes.
+_PART = 1 << 15
+_BLOCK = 256
 
 
 @dataclass(frozen=True)
-class Option:
-    """One way to treat the layers of a kind.
+class Ways:
+    """Ways to treat one layer of a kind: parallel arrays, cheapest replay first.
+
+    A further action would add ways (rows) here, and perhaps an amount; nothing of the programme depends on what a way
+    is beyond its cost and its amounts.
 
     Attributes:
-        replayed: the regions that are replayed; empty for a layer without a boundary.
-        unit: its memory.
+        replayed: for each way the regions that are replayed; none for a layer without a boundary.
         cost: of one replay, in the unit of the cost model.
-        flops: of one replay.
+        amounts: for each of ``AMOUNTS`` the bytes of one micro-batch.
     """
 
-    replayed: tuple[str, ...]
-    unit: Unit
-    cost: float
-    flops: int
+    replayed: tuple[tuple[str, ...], ...]
+    cost: np.ndarray
+    amounts: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.cost)
 
 
-def layout_of(trace: LayerTrace, replayed: tuple[str, ...], name: str = "search") -> Layout:
-    """The layout that replays these regions and saves all others."""
-    if not replayed:
-        return make_layout(name, "save", (), (), ())
-    return make_layout(name, "recompute", [r for r in free_regions(trace) if r not in replayed], (), ())
+def ways(trace: LayerTrace, costs: Mapping[str, float], prune: bool = True) -> Ways:
+    """The ways to treat a layer; without ``prune`` all of them."""
+    regions = free_regions(trace)
+    masks, rows = zip(*_parts(trace, regions, costs, prune), strict=True)
+    chosen, table = np.concatenate(masks), np.concatenate(rows)
+    keep = undominated(table) if prune else np.argsort(table[:, 0], kind="stable")
+    chosen, (cost, held, replayed, forward, backward) = chosen[keep], table[keep].T
+    waiting = np.full(len(keep), liveness.gradients_for_dw(trace), np.int64)
+    amounts = {
+        "held": held,
+        "replayed": replayed,
+        "waiting": waiting,
+        "working_forward": forward,
+        "working_backward": backward,
+        "gradients": backward - replayed,
+    }
+    names = tuple(tuple(r for i, r in enumerate(regions) if mask >> i & 1) for mask in chosen)
+    return Ways(names, cost, {name: amount.astype(np.int64) for name, amount in amounts.items()})
+
+
+def _parts(
+    trace: LayerTrace, regions: tuple[str, ...], costs: Mapping[str, float], prune: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All ways in parts: their numbers, and rows of cost and the four amounts that pruning compares."""
+    for start in range(0, 1 << len(regions), _PART):
+        masks = np.arange(start, min(start + _PART, 1 << len(regions)))
+        found = working_sets(trace, choices_of(regions, masks))
+        table = np.stack((_cost(masks, regions, costs), *_compared(found)), 1)
+        keep = undominated(table) if prune else np.arange(len(masks))
+        yield masks[keep], table[keep]
+
+
+def _cost(masks: np.ndarray, regions: tuple[str, ...], costs: Mapping[str, float]) -> np.ndarray:
+    cost = np.where(masks > 0, costs[BARE], 0.0)
+    for i, region in enumerate(regions):
+        cost = cost + (masks >> i & 1) * costs[region]
+    return cost
+
+
+def _compared(found: WorkingSets) -> tuple[np.ndarray, ...]:
+    return found.held, found.replayed, found.forward, np.maximum(found.backward, found.replayed)
+
+
+def undominated(points: np.ndarray) -> np.ndarray:
+    """Numbers of the rows that no other row matches or beats in every column; of equal rows the first.
+
+    Sorted by the first column. A row that beats another comes before it in the order of all columns, so one pass is
+    enough.
+    """
+    order = np.lexsort((np.arange(len(points)), *points.T[::-1]))
+    # The two columns that say most drop most rows quickly.
+    order = order[~_beaten(points[order], points[_front_of_two(points, order)])]
+    kept: list[np.ndarray] = []
+    front = points[:0]
+    for start in range(0, len(order), _BLOCK):
+        block = order[start : start + _BLOCK]
+        block = block[~_covered(points[block], front)]
+        inner = (points[block][None, :, :] <= points[block][:, None, :]).all(2)
+        block = block[~np.triu(inner.T, 1).any(0)]
+        kept.append(block)
+        front = np.concatenate((front, points[block]))
+    return np.concatenate(kept) if kept else order
+
+
+def _front_of_two(points: np.ndarray, order: np.ndarray) -> np.ndarray:
+    least = np.minimum.accumulate(points[order, 1])
+    return order[np.append(True, points[order[1:], 1] < least[:-1])]
+
+
+def _covered(points: np.ndarray, front: np.ndarray) -> np.ndarray:
+    """Which points a row of the front matches or beats."""
+    found = np.zeros(len(points), bool)
+    for start in range(0, len(front), _BLOCK):
+        part = front[start : start + _BLOCK]
+        found |= (part[None, :, :] <= points[:, None, :]).all(2).any(1)
+    return found
+
+
+def _beaten(points: np.ndarray, front: np.ndarray) -> np.ndarray:
+    """Which points a row of the front beats: no worse anywhere, and better somewhere."""
+    found = np.zeros(len(points), bool)
+    for row in front:
+        found |= (row <= points).all(1) & (row < points).any(1)
+    return found
 
 
 def replay_costs(trace: LayerTrace, search: SearchSettings, device: DeviceSettings) -> dict[str, float]:
@@ -74,40 +168,3 @@ def _seconds(trace: LayerTrace, region: str, device: DeviceSettings) -> float:
     if region.startswith("all2all."):
         total += trace.nbytes(trace.region_outputs.get(region, ())) / device.link_bandwidth
     return total
-
-
-def options(trace: LayerTrace, costs: Mapping[str, float], prune: bool = True) -> list[Option]:
-    """The ways to treat a layer, cheapest replay first; without ``prune`` all of them."""
-    regions = free_regions(trace)
-    masks = np.arange(1 << len(regions))
-    held, replayed = held_bytes_of_all(trace), replayed_bytes_of_all(trace)
-    cost = np.full(len(masks), costs[BARE])
-    cost[0] = 0.0
-    for i, region in enumerate(regions):
-        cost += (masks >> i & 1) * costs[region]
-    chosen = _undominated(np.stack((held, replayed - held, cost), 1)) if prune else masks
-    return [_option(trace, regions, int(mask), float(cost[mask])) for mask in chosen]
-
-
-def _option(trace: LayerTrace, regions: tuple[str, ...], mask: int, cost: float) -> Option:
-    replayed = tuple(region for i, region in enumerate(regions) if mask >> i & 1)
-    layout = layout_of(trace, replayed)
-    flops = trace.flops("forward", (*replayed, BARE)) if replayed else 0
-    return Option(replayed, unit_of(trace, "", None, layout), cost, flops)
-
-
-def _undominated(points: np.ndarray) -> np.ndarray:
-    """Rows that no other row matches or beats in every column; of equal rows the first. Sorted by the last column.
-
-    The second column is turned into what matters to a peak: the larger of it and the first belongs to one micro-batch.
-    """
-    order = np.lexsort((points[:, 1], points[:, 0], points[:, 2]))
-    kept: list[int] = []
-    front = np.empty((0, points.shape[1]))
-    for row in order:
-        point = points[row]
-        if len(front) and (front <= point).all(1).any():
-            continue
-        kept.append(int(row))
-        front = np.vstack((front, point))
-    return np.array(kept)

@@ -10,29 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_memory.estimate.account.held import held_by, held_bytes_of_all
+from hp_memory.estimate.account.liveness import backward_peak, forward_peak, saved_bytes
 from hp_memory.estimate.account.replay import choice, every_choice, live
+from hp_memory.estimate.account.working import working_sets
 from hp_memory.estimate.account.worth import not_worth
-from hp_memory.estimate.tracing.record import BARE, HOST_READ, LayerTrace, Op, Saved, Storage
+from hp_memory.estimate.tracing.record import BARE, HOST_READ
 from hp_memory.layout import make_layout
-
-A, B, C = "gmm.up", "compute.act", "gmm.down"
-
-
-def layer(ops, saved=(), sizes=None):
-    """A layer from (region, reads, writes) of each operation and (storage, region) of what is saved; 0 is its input."""
-    trace = LayerTrace("moe", (A, B, C))
-    regions = {0: BARE} | {n: region for region, _, writes in reversed(ops) for n in writes}
-    for number in range(max(regions) + 1):
-        kind = "input" if number == 0 else "activation"
-        nbytes = (sizes or {}).get(number, 100)
-        trace.storages.append(Storage(number, (25,), "float32", nbytes, kind, regions.get(number, BARE), "forward"))
-    trace.ops = [Op("Some" if w else HOST_READ, "forward", region, tuple(r), tuple(w)) for region, r, w in ops]
-    trace.saved = [Saved(n, region, (25,)) for n, region in saved]
-    trace.inputs, trace.outputs = (0,), tuple(ops[-1][2])
-    for region, _, writes in ops:
-        if region:
-            trace.region_outputs[region] = (*trace.region_outputs.get(region, ()), *writes)
-    return trace
+from tests.unit.estimate.programs import A, B, C, layer, programs, traces_with_backward
 
 
 def stays(trace, *replayed):
@@ -79,25 +63,6 @@ def test_replaying_for_nothing_is_said():
     assert not_worth(trace, make_layout("full", "recompute", (), (), ())).regions == (A, B, C)
 
 
-@st.composite
-def programs(draw):
-    """Operations that read and write storages made before, in runs of regions with bare ones between."""
-    ops, count = [], 1
-    for region in (A, BARE, B, BARE, C):
-        for _ in range(draw(st.integers(1, 3))):
-            reads = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=2))
-            into = draw(st.sampled_from(["new", "new", "new", "in place", "host"]))
-            if into == "new":
-                ops.append((region, reads, [count]))
-                count += 1
-            else:
-                ops.append((region, reads, [reads[0]] if into == "in place" and reads[0] else []))
-    ops.append((C, [count - 1], [count]))
-    saved = draw(st.lists(st.tuples(st.integers(0, count), st.sampled_from([A, B, C, BARE])), max_size=6))
-    sizes = {n: 2**n for n in range(count + 1)}
-    return layer(ops, saved, sizes)
-
-
 def closure(trace, replayed):
     """Operations that are live, found by asking of each whether it must be until nothing is added."""
     again = {i for i, op in enumerate(trace.ops) if replayed and (op.region == BARE or op.region in replayed)}
@@ -132,6 +97,17 @@ def test_all_choices_at_once_are_each_by_itself(trace):
         alone = live(trace, choice(replayed)).operations
         assert [bool(w[mask]) for w in at_once] == [bool(w[0]) for w in alone]
         assert held[mask] == trace.nbytes(e.storage for e in held_by(trace, replayed))
+
+
+@given(traces_with_backward())
+def test_working_sets_of_all_choices_at_once_are_each_by_itself(trace):
+    every = working_sets(trace, every_choice(trace.regions))
+    for mask in range(8):
+        replayed = [r for i, r in enumerate(trace.regions) if mask >> i & 1]
+        assert every.held[mask] == trace.nbytes(e.storage for e in held_by(trace, replayed))
+        assert every.replayed[mask] == saved_bytes(trace, replayed)
+        assert every.forward[mask] == forward_peak(trace, replayed).nbytes
+        assert every.backward[mask] == backward_peak(trace, replayed).nbytes
 
 
 @given(programs())
