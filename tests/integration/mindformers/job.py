@@ -17,6 +17,8 @@ import driver
 import numpy as np
 
 from hp_memory.errors import HPMemoryError
+from hp_memory.mindformers.trainer import data_rank
+from hp_memory.models.settings import ParallelSettings
 from hp_memory.runs import ranks
 
 ROWS = 4  # of a step, over all ranks
@@ -47,10 +49,11 @@ def parallelism(case: dict) -> dict:
     return {} if case.get("alone") else {"parallelism": wanted}
 
 
-def data_ranks(case: dict) -> int:
-    wanted = case.get("parallelism", {})
-    rest = [wanted.get(f"{name}_parallel", 1) for name in ("tensor", "context", "pipeline")]
-    return 1 if case.get("alone") else ranks.world_size() // int(np.prod(rest))
+def sizes(case: dict) -> ParallelSettings:
+    wanted = {} if case.get("alone") else case.get("parallelism", {})
+    rest = {name: wanted.get(f"{name}_parallel", 1) for name in ("tensor", "context", "pipeline")}
+    data = 1 if case.get("alone") else ranks.world_size() // int(np.prod(list(rest.values())))
+    return ParallelSettings(data=data, **rest)
 
 
 @contextlib.contextmanager
@@ -72,25 +75,30 @@ def train(case: dict, folder: Path) -> dict:
     from hp_memory.mindformers.callback import HPMemoryCallback
 
     callback = HPMemoryCallback(case["plan"]) if case.get("plan") else None
-    shard = 0 if case.get("alone") else ranks.rank() % data_ranks(case)
+    parallel = sizes(case)
+    rows = dataset(data_rank(parallel, 0 if case.get("alone") else ranks.rank()), parallel.data)
     sections = parallelism(case) | {key: case[key] for key in ("recompute", "checkpoint") if key in case}
     cfg = driver.config(case["model"], **sections)
     cfg["training"] |= {"steps": case.get("steps", 2), "global_batch_size": ROWS}
     with trainer_of_this_case(case):
-        trainer, seen = driver.train(cfg, [callback] if callback else None, dataset(shard, data_ranks(case)))
+        trainer, seen = driver.train(cfg, [callback] if callback else None, rows, case.get("same_start", False))
     seen["states"] = {p.name: driver.digest(p) for p in trainer.optimizer.get_parameters()}
     if case.get("whole"):
-        save_whole(trainer, folder / f"{case['name']}.npz")
+        save_whole(trainer, folder, case["name"])
     if callback:
         seen["report"] = callback.to_dict()
     return seen
 
 
-def save_whole(trainer: object, file: Path) -> None:
-    """The whole parameters after the last step; every rank has its part of the gathering to do."""
-    values = {p.name: getattr(p, "full_tensor", lambda p=p: p)().asnumpy() for p in trainer.model[0].get_parameters()}
-    if ranks.rank() == 0:
-        np.savez(file, **values)
+def save_whole(trainer: object, folder: Path, name: str) -> None:
+    """The whole parameters after the last step, per stage; every rank has its part of the gathering to do."""
+    parameters = [p for part in trainer.model for p in part.get_parameters()]
+    values = {p.name: getattr(p, "full_tensor", lambda p=p: p)().asnumpy() for p in parameters}
+    if trainer.parallel_dims is None or not trainer.parallel_dims.pp_enabled:
+        stage = 0
+    else:
+        stage = trainer.parallel_dims.get_mesh("pp").get_local_rank()
+    np.savez(folder / f"{name}_{stage}.npz", **values)
 
 
 def main(folder: Path) -> None:
