@@ -126,4 +126,5 @@ class Sharded(_Held):
             return
         grad, self.whole.grad = self.whole.grad, None
         total = _total(grad, self.cuts, average)
-        self._add(mint.chunk(total, self.group.size, 0)[self.group.index].contiguous())
+        # A copy: a part that is a view can't be clipped in place.
+        self._add(mint.chunk(total, self.group.size, 0)[self.group.index].copy())
