@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export GLOG_v ?= 3
 
-.PHONY: demo demo-mindformers test test-cluster test-nightly pipeline-matrix test-mindformers-2.1 lint bench setup clean
+.PHONY: demo demo-mindformers test test-ranks test-cluster test-nightly pipeline-matrix test-mindformers-2.1 lint bench setup clean
 
 setup: .venv/ready
 
@@ -35,6 +35,10 @@ demo-mindformers: .venv/ready
 test: .venv/ready
 	$(RUN)/python -m pytest tests/unit
 	$(RUN)/python -m pytest tests/integration tests/recipes tests/system
+
+# MindFormers' Trainer over 2 and 4 ranks: every parallel dimension with every layout. Hours on two cores.
+test-ranks: .venv/ready
+	$(RUN)/python -m pytest --override-ini addopts='$(ALL)' tests/ranks
 
 test-cluster: .venv/ready
 	$(RUN)/python -m pytest --override-ini addopts='$(ALL)' tests/cluster

@@ -9,8 +9,9 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import driver
@@ -21,7 +22,7 @@ from hp_memory.mindformers.trainer import data_rank
 from hp_memory.models.settings import ParallelSettings
 from hp_memory.runs import ranks
 
-ROWS = 4  # of a step, over all ranks
+ROWS = 4  # of a step, over all ranks, where a case doesn't say how many
 
 
 class Part:
@@ -37,11 +38,11 @@ class Part:
         return len(self.rows) // self.of
 
 
-def dataset(shard: int, of: int) -> object:
+def dataset(shard: int, of: int, step: int) -> object:
     import mindspore.dataset as ds
 
     rows = ds.GeneratorDataset(Part(shard, of), ["input_ids", "labels"], shuffle=False)
-    return rows.batch(ROWS // of, drop_remainder=True)
+    return rows.batch(step // of, drop_remainder=True)
 
 
 def parallelism(case: dict) -> dict:
@@ -71,17 +72,41 @@ def trainer_of_this_case(case: dict) -> Iterator[None]:
         module.get_world_size, module.destroy_process_group = plain
 
 
+@contextlib.contextmanager
+def counted_pairs() -> Iterator[list[str]]:
+    """The backwards that ran beside a forward, by the name of their thread, which is never the main one."""
+    from hp_memory.mindformers.standin.overlap import CommComputeOverlap
+
+    plain, pairs = CommComputeOverlap.run, []
+
+    def run(self: CommComputeOverlap, fwd_fn: Callable[[], None], bwd_fn: Callable[[], None]) -> None:
+        def backward() -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            pairs.append(threading.current_thread().name)
+            bwd_fn()
+
+        plain(self, fwd_fn, backward)
+
+    CommComputeOverlap.run = run
+    try:
+        yield pairs
+    finally:
+        CommComputeOverlap.run = plain
+
+
 def train(case: dict, folder: Path) -> dict:
     from hp_memory.mindformers.callback import HPMemoryCallback
 
     callback = HPMemoryCallback(case["plan"]) if case.get("plan") else None
     parallel = sizes(case)
-    rows = dataset(data_rank(parallel, 0 if case.get("alone") else ranks.rank()), parallel.data)
+    step = case.get("rows", ROWS)
+    rows = dataset(data_rank(parallel, 0 if case.get("alone") else ranks.rank()), parallel.data, step)
     sections = parallelism(case) | {key: case[key] for key in ("recompute", "checkpoint") if key in case}
     cfg = driver.config(case["model"], **sections)
-    cfg["training"] |= {"steps": case.get("steps", 2), "global_batch_size": ROWS}
-    with trainer_of_this_case(case):
+    cfg["training"] |= {"steps": case.get("steps", 2), "global_batch_size": step}
+    with trainer_of_this_case(case), counted_pairs() as pairs:
         trainer, seen = driver.train(cfg, [callback] if callback else None, rows, case.get("same_start", False))
+    seen["pairs"] = len(pairs)
     seen["states"] = {p.name: driver.digest(p) for p in trainer.optimizer.get_parameters()}
     if case.get("whole"):
         save_whole(trainer, folder, case["name"])
