@@ -10,9 +10,10 @@ from mindspore import Tensor, nn
 
 from hp_memory.activation import elision, frames, native, observing, writing
 from hp_memory.activation.capture import Capture, Finding, Input, parameters_of
+from hp_memory.activation.distributed import Part, can_be_made_again, is_distributed
 from hp_memory.activation.recipes import unpack
 from hp_memory.activation.records import Binding, Parts, Passed, Record, without_graph
-from hp_memory.activation.trees import Path, is_distributed, resolve, spell
+from hp_memory.activation.trees import Path, resolve, spell
 from hp_memory.activation.writing import Given
 from hp_memory.errors import ReplayError
 
@@ -82,7 +83,7 @@ def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> 
     invocation, inputs = frame.invocation, capture.inputs
     noted = [(item.path, new) for item in inputs.values() if (new := _new_attributes(item))]
     parts = Parts(out, noted, region.name)
-    _refuse_distributed(parts.outputs, region)
+    _refuse_unknown_distributed(parts.outputs, region)
     written = [item for item in inputs.values() if _is_written(item, capture)]
     bindings = [_bind(frame, item, region, written) for item in inputs.values() if item.slot and item.slot.uses]
     values = [Passed(inputs[id(t)].path) if id(t) in inputs else _kept(t, region) for t in parts.outputs]
@@ -101,7 +102,9 @@ def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> 
                 frame.guarded.append((tensor, tensor._version, region, "an output"))
 
 
-def _kept(tensor: Tensor, region: Region) -> Tensor:
+def _kept(tensor: Tensor, region: Region) -> Tensor | Part:
+    if can_be_made_again(tensor):
+        return Part(tensor)
     # What was written in place may be a buffer that lives longer than this call, and will be written again.
     return writing.copy_of(tensor, tensor._requires_grad) if tensor._version or region.blind else without_graph(tensor)
 
@@ -133,12 +136,13 @@ def _write(item: Input, capture: Capture) -> writing.Write:
     return writing.Write(item.path, writing.copy_of(item.tensor, item.tensor._requires_grad), _has_moved(item))
 
 
-def _refuse_distributed(outputs: list[Tensor], region: Region) -> None:
-    if any(is_distributed(tensor) for tensor in outputs):
-        raise ReplayError(
-            f"excluded region {region.name} returns a distributed tensor, which can't be kept for a replay; "
-            "return its to_local() and make the distributed tensor outside the region"
-        )
+def _refuse_unknown_distributed(outputs: list[Tensor], region: Region) -> None:
+    for tensor in outputs:
+        if is_distributed(tensor) and not can_be_made_again(tensor):
+            raise ReplayError(
+                f"excluded region {region.name} returns a distributed tensor of {type(tensor).__name__}, which has no "
+                "from_local, device_mesh or placements: a replay couldn't be given one; return its to_local()"
+            )
 
 
 def _bind(frame: frames.Frame, item: Input, region: Region, written: list[Input]) -> Binding:

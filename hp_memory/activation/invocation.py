@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hp_memory.activation import elision, frames, native, observing, watching, writing
+from hp_memory.activation.distributed import Shell, can_be_made_again
 from hp_memory.activation.recipes import Slot, unpack
 from hp_memory.activation.trees import call_tensors, difference
 from hp_memory.errors import ReplayError
@@ -46,8 +47,12 @@ class Invocation(native.RecomputeHandle):
     # -- inputs ----------------------------------------------------------------------------------------------------
 
     def _keep_inputs(self, args: tuple, kwargs: dict) -> None:
+        # MindSpore saves positional tensors as plain ones: distributed ones are put together again.
+        self.shells: dict[int, Shell] = {}
         if native.hooks_active():
             # Somebody outside packs what is saved (an offload, an outer checkpoint, an observation): let it.
+            self.shells = {i: Shell.of(value) for i, value in enumerate(args) if can_be_made_again(value)}
+            args = tuple(value.to_local() if i in self.shells else value for i, value in enumerate(args))
             with observing.label(self.boundary.name, "block input"):
                 self.input_node = native.InputSaver.apply(native.empty_trigger(), kwargs, *args)
             self.versions = ()
@@ -63,6 +68,8 @@ class Invocation(native.RecomputeHandle):
                     "clone it before the block, or write to the clone"
                 )
         kwargs, *args = self.recover_inputs()
+        for i, shell in self.shells.items():
+            args[i] = shell.around(args[i])
         return args, kwargs
 
     # -- forward ---------------------------------------------------------------------------------------------------

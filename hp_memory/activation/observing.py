@@ -17,6 +17,7 @@ from typing import Any
 from mindspore import Tensor
 
 from hp_memory.activation import native
+from hp_memory.activation.distributed import Part
 from hp_memory.activation.frames import is_recomputing
 
 REASONS = (
@@ -164,7 +165,8 @@ def kept_outputs(values: list, region: str) -> list | None:
     """Tokens for the outputs a record holds for replays, None while nobody observes."""
     if active is None:
         return None
-    return [active.keep(value, region, "output kept for replay") for value in values if isinstance(value, Tensor)]
+    kept = (value.local if isinstance(value, Part) else value for value in values)
+    return [active.keep(value, region, "output kept for replay") for value in kept if isinstance(value, Tensor)]
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mindspore import Parameter, Tensor, nn
 
 from hp_memory.activation import elision, native, observing
+from hp_memory.activation.distributed import Part, can_be_made_again
 from hp_memory.activation.frames import Frame
 from hp_memory.activation.trees import Mapping, Path, map_tensors, resolve
 from hp_memory.activation.writing import Write
@@ -58,7 +59,7 @@ class Record:
         self.bindings = bindings
         self.tree = parts.tree  # the output with a Leaf for each tensor
         self.faces = parts.faces
-        self.values = values  # of the leaves: a tensor, Passed, or elision.StandIn
+        self.values = values  # of the leaves: a tensor, the Part of a distributed one, Passed, or elision.StandIn
         self.writes: list[Write] = []
         self.notes = parts.notes  # attributes that the body gave to its inputs
         self.rng = native.get_rng_state()  # where the body left the generator
@@ -98,6 +99,8 @@ class Record:
             return value.lend(frame, self.region)
         if isinstance(value, Passed):
             return resolve(value.path, args, kwargs)
+        if isinstance(value, Part):
+            return value.lend()
         # A new object each time: what one replay puts on it isn't for the next.
         return without_graph(value)
 
@@ -130,7 +133,7 @@ class Parts:
         self.tree = mapping.of(out)
         self.notes = [(path, mapping.of(new)) for path, new in noted]
         for index, tensor in enumerate(self.outputs):  # which attributes may make longer
-            if tensor.__dict__ or type(tensor) is not Tensor:
+            if (tensor.__dict__ or type(tensor) is not Tensor) and not can_be_made_again(tensor):
                 self.faces[index] = Face(type(tensor), mapping.of(dict(tensor.__dict__)))
         self.shared = mapping.shared
         for value in mapping.closed:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor, nn
 
+from hp_memory.activation.distributed import is_distributed
+
 Path = tuple[Any, ...]
 """Where a tensor stands in a call: ``(0, i, ...)`` from ``args[i]``, ``(1, name, ...)`` from ``kwargs[name]``."""
 
@@ -28,10 +30,6 @@ class Attribute(str):
     """Path step to an attribute of an object."""
 
     __slots__ = ()
-
-
-def is_distributed(value: Any) -> bool:
-    return type(value) is not Tensor and hasattr(value, "to_local")
 
 
 @functools.cache

@@ -106,6 +106,19 @@ def _wrap(target: Any, part: Any, again: Callable) -> Any:
     return faces.face(target, part, again) if isinstance(target, nn.Cell) else _Wrapped(target, part, again)
 
 
+def _has_hooks(target: Any) -> bool:
+    return isinstance(target, nn.Cell) and faces.has_hooks(target)
+
+
+def _region_body(target: Any) -> Callable:
+    """What a region computes: a Cell's hooks are part of it."""
+    return faces.called_with_hooks(target) if _has_hooks(target) else _body(target)
+
+
+def _wrap_region(target: Any, part: Any, again: Callable) -> Any:
+    return faces.face(target, part, again, own_hooks=True) if _has_hooks(target) else _wrap(target, part, again)
+
+
 def checkpoint_wrapper(
     target: Any, *, name: str | None = None, early_stop: bool = False, context_fn: Callable | None = None
 ) -> Any:
@@ -151,8 +164,8 @@ def checkpoint_exclude_wrapper(
     if save_output is not None and not isinstance(save_output, bool):
         raise TypeError(f"save_output must be None, True or False, got {save_output!r}")
     options = {"name": name, "save_output": save_output, "remake_inputs": remake_inputs}
-    part = exclude.Region(_body(target), owner_of(target), name or _name_of(target), save_output, remake_inputs)
-    return _wrap(target, part, lambda other: checkpoint_exclude_wrapper(other, **options))
+    part = exclude.Region(_region_body(target), owner_of(target), name or _name_of(target), save_output, remake_inputs)
+    return _wrap_region(target, part, lambda other: checkpoint_exclude_wrapper(other, **options))
 
 
 def region(target: Any, *, name: str) -> Any:
@@ -160,7 +173,7 @@ def region(target: Any, *, name: str) -> Any:
     if name is None:
         raise TypeError("a region needs a name: it exists to be reported under it")
     _check_options(name)
-    return _wrap(target, _Named(_body(target), name), lambda other: region(other, name=name))
+    return _wrap_region(target, _Named(_region_body(target), name), lambda other: region(other, name=name))
 
 
 _plans: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

@@ -115,6 +115,8 @@ class DeviceMesh:
         dim, coordinate = self._dim(mesh_dim), list(self.get_coordinate())
         return tuple(self.mesh[(*coordinate[:dim], slice(None), *coordinate[dim + 1 :])].tolist())
 
+    get_rank_list_along_axis = ranks_along
+
     def _dim(self, dim: int | str | None) -> int:
         if dim is None:
             if self.ndim != 1:

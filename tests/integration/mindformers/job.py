@@ -17,7 +17,6 @@ from pathlib import Path
 import driver
 import numpy as np
 
-from hp_memory.errors import HPMemoryError
 from hp_memory.mindformers.trainer import data_rank
 from hp_memory.models.settings import ParallelSettings
 from hp_memory.runs import ranks
@@ -133,7 +132,7 @@ def main(folder: Path) -> None:
     for case in json.loads((folder / "cases.json").read_text()):
         try:
             found[case["name"]] = train(case, folder)
-        except (HPMemoryError, RuntimeError) as error:
+        except Exception as error:
             # A failed rank leaves the others in a collective: nothing can follow in this job.
             found[case["name"]] = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
             break

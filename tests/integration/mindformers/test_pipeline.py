@@ -1,4 +1,4 @@
-"""MindFormers' Trainer over two pipeline stages of two ranks each, with and without a plan; all of it is in tests/ranks.
+"""MindFormers' Trainer over two pipeline stages of two ranks each; the whole matrix is in tests/ranks.
 
 The control: a pipeline computes what one process does, up to the order in which norms and rows are added up.
 """
@@ -60,9 +60,7 @@ def test_a_pipeline_computes_what_one_process_does(job):
             np.testing.assert_allclose(stage[name], whole[name], rtol=0, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("planned", "plain"), [("1f1b chain_exclude", "1f1b"), ("dx/dw chain_exclude", "interleaved")]
-)
+@pytest.mark.parametrize(("planned", "plain"), [("1f1b chain_exclude", "1f1b"), ("dx/dw chain_exclude", "interleaved")])
 def test_a_plan_changes_no_bit(job, planned, plain):
     for rank in job[0]:
         assert {key: rank[planned][key] for key in SEEN} == {key: rank[plain][key] for key in SEEN}
