@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 
 from mindspore import Parameter, Tensor, ops
-from mindspore._c_expression import Cell_, MixedPrecisionType, _DispatchGuardStack
-from mindspore._c_expression.amp import get_curr_amp_strategy
-from mindspore.common.generator import get_rng_state, set_rng_state
-from mindspore.graph.api import _pynative_executor as executor
-from mindspore.ops.auto_generate import as_strided
-from mindspore.train.amp import AmpDecorator
+
+from hp_memory.mindspore.private import (
+    AmpDecorator,
+    Cell_,
+    MixedPrecisionType,
+    _DispatchGuardStack,
+    as_strided,
+    executor,
+    get_curr_amp_strategy,
+    get_rng_state,
+    set_rng_state,
+)
 
 __all__ = [
     "Cell_",
@@ -41,7 +46,7 @@ __all__ = [
 ]
 
 # The package attribute of this name is the public function, so the module has to be asked for.
-_recompute = importlib.import_module("mindspore.common.recompute")
+from hp_memory.mindspore.private import recompute as _recompute
 
 RecomputeHandle = _recompute._RecomputeHandle
 InputSaver = _recompute._InputSaver

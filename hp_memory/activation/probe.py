@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import mindspore as ms
 from mindspore import Tensor, ops
-from mindspore.graph.api import _pynative_executor as executor
+
+from hp_memory.mindspore.private import executor
 
 
 class Block(NamedTuple):

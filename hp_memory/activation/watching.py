@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspore import MsDispatchMode, Tensor
-from mindspore.common._grad_function import _Function
 
 from hp_memory.activation import frames, writing
 from hp_memory.activation.elision import read_by
 from hp_memory.activation.trees import call_tensors
 from hp_memory.errors import ReplayError
+from hp_memory.mindspore.private import Function as _Function
 
 # The hooks detach what they pack by this operation while a dispatch mode is on.
 _DETACH = "StopGradient"

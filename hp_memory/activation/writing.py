@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mindspore import Tensor, mint
-from mindspore.graph.api import _no_grad
 
 from hp_memory.activation import native
 from hp_memory.activation.trees import Mapping, Path, difference, is_number, resolve, spell
 from hp_memory.errors import ReplayError
+from hp_memory.mindspore.private import no_grad as _no_grad
 
 _SAVED = "hp_memory_saved"
 _IN_PLACE = ("Inplace", "Assign", "DistComm")

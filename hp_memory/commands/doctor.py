@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import sys
@@ -14,6 +13,7 @@ import psutil
 from hp_memory.config.schema import HPConfig, validate
 from hp_memory.launch import ascend
 from hp_memory.launch.environment import inherited_job
+from hp_memory.mindspore import probes
 from hp_memory.offload.apply import capability
 from hp_memory.report.table import Table, console
 from hp_memory.runs.environment import version
@@ -61,8 +61,10 @@ def _mindspore() -> list[Finding]:
     if found is None:
         return [("MindSpore", "none", "NOT installed")]
     rows = [("MindSpore", found, "measured on this version" if found == MEASURED_ON else f"measured on {MEASURED_ON}")]
-    native = importlib.import_module("hp_memory.activation.native")
-    rows.append(("recompute internals", f"{len(native.__all__)} names", "layouts can be installed"))
+    missing = probes.missing()
+    names = sum(len(probe.attributes) for probe in probes.PROBES)
+    rows.append(("private names of MindSpore", f"{names - sum(map(len, missing.values()))} of {names}", ""))
+    rows += [(", ".join(lost), "missing", f"NOT usable: {breaks}") for breaks, lost in missing.items()]
     return rows
 
 

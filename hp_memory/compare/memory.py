@@ -10,9 +10,9 @@ from statistics import median
 
 import mindspore as ms
 from mindspore import Tensor, ops
-from mindspore.graph.api import _pynative_executor as executor
 
 from hp_memory.activation.probe import resident_bytes
+from hp_memory.mindspore.private import executor
 
 MIB = 2**20
 

@@ -11,8 +11,11 @@ import sys
 
 def main() -> int:
     """Runs msrun with this process's arguments, never as the scheduler's node."""
-    import mindspore.parallel.cluster.process_entity._api as api
     from mindspore.parallel.cluster import run
+
+    from hp_memory.mindspore import private
+
+    api = private.cluster_entity()
 
     if not hasattr(api, "_is_local_ip"):
         print("this MindSpore's msrun can't be told that a node on the same machine is not the master", file=sys.stderr)

@@ -11,9 +11,9 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint
-from mindspore.common._grad_function import _Function
 
 from hp_memory.kernels.cpu import kernels
+from hp_memory.mindspore.private import Function as _Function
 
 LAYOUTS = ("BNSD", "BSH", "SBH")
 # A masked score; far below every real one, and finite so that a fully masked row stays a number.

@@ -11,7 +11,8 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, ops
-from mindspore.graph.api import _no_grad
+
+from hp_memory.mindspore.private import no_grad as _no_grad
 
 _INTEGERS = (ms.int8, ms.int16, ms.int32, ms.int64, ms.uint8)
 

@@ -86,7 +86,9 @@ def put_in_force(offload: OffloadSettings) -> None:
         return
     os.environ.update(environment(offload))
     # From this name: a second import of the module under its old name would be a copy that nobody reads.
-    from mindspore.graph._parse import compile_config
+    from hp_memory.mindspore import private
+
+    compile_config = private.compile_config()
 
     for name, value in attributes(offload).items():
         setattr(compile_config, name, value)
@@ -140,7 +142,9 @@ def refuse(network: Any, offload: OffloadSettings, path: str) -> None:
 
 def refuse_out_of_force(offload: OffloadSettings, path: str) -> None:
     """Raises ConfigError for the first setting that doesn't stand where MindSpore reads it."""
-    from mindspore.graph._parse import compile_config
+    from hp_memory.mindspore import private
+
+    compile_config = private.compile_config()
 
     for name, wanted in environment(offload).items():
         if os.environ.get(name) != wanted:

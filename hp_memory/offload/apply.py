@@ -6,7 +6,6 @@ message, so they are refused here.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -109,12 +108,16 @@ def set_all(module: ModuleType, environment: dict[str, str | None], attributes: 
 
 def compile_config_module() -> ModuleType:
     """The module object MindSpore reads. Its name under ``_extends`` imported as a module is a copy nobody reads."""
-    return importlib.import_module("mindspore.graph._parse.compile_config")
+    from hp_memory.mindspore import private
+
+    return private.compile_config()
 
 
 def has_compiled() -> bool:
     """Whether any function or cell was compiled in this process."""
-    api = importlib.import_module("mindspore.graph.api")
+    from hp_memory.mindspore import private
+
+    api = private.graph_api
     return bool(api.ms_compile_cache or api.cells_compile_cache)
 
 

@@ -18,19 +18,17 @@ The session is set on the thread that makes the use, for its duration: nothing i
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
-from mindspore.common.generator import get_rng_state, set_rng_state
-
 from hp_memory.errors import SessionError
+from hp_memory.mindspore.private import get_rng_state, set_rng_state
 
 # The package attribute of this name is the public function, so the module has to be asked for.
-_recompute = importlib.import_module("mindspore.common.recompute")
+from hp_memory.mindspore.private import recompute as _recompute
 
 Use = Literal["prefire", "dx", "dw", "whole"]
 FOLLOWS: dict[str, tuple[str, ...]] = {

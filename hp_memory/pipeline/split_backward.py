@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mindspore import Tensor
-from mindspore._c_expression import run_backward
-from mindspore.graph.api import _GradientEdge, _pynative_executor
 
 from hp_memory.errors import SessionError
+from hp_memory.mindspore.private import GradientEdge as _GradientEdge
+from hp_memory.mindspore.private import executor as _pynative_executor
+from hp_memory.mindspore.private import run_backward
 
 Gradients = tuple[Tensor | None, ...]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mindspore import Tensor, mint, nn
-from mindspore.common._grad_function import _Function
+
+from hp_memory.mindspore.private import Function as _Function
 
 on_exchange: list[Callable[[Tensor, Tensor], object]] = []
 """Told of what goes into a collective and what comes out: dispatch sees only that something is made."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from mindspore import Tensor, mint, ops
-from mindspore.common._grad_function import _Function
 
 from hp_memory.kernels.cpu.shapes import heads_first, positions_first, spread_column
+from hp_memory.mindspore.private import Function as _Function
 
 # Ascend's FlashAttentionScore repeats the softmax statistics over 8 columns.
 STATISTICS_COLUMNS = 8

@@ -12,9 +12,9 @@ from typing import Any
 
 import mindspore.mint.distributed as dist
 from mindspore import Tensor, mint, ops
-from mindspore.common._grad_function import _Function
 
 from hp_memory.kernels.groups import Group
+from hp_memory.mindspore.private import Function as _Function
 
 
 class _AllToAll(_Function):

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindspore import Tensor, mint, ops
-from mindspore.common._grad_function import _Function
+
+from hp_memory.mindspore.private import Function as _Function
 
 _right_turned = ops.MatMul(transpose_b=True)
 _left_turned = ops.MatMul(transpose_a=True)

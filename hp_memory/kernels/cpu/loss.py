@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mindspore import Tensor, ops
-from mindspore.common._grad_function import _Function
+
+from hp_memory.mindspore.private import Function as _Function
 
 _loss = ops.SparseSoftmaxCrossEntropyWithLogits()
 _gradient = ops.SparseSoftmaxCrossEntropyWithLogits(is_grad=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mindspore import Tensor, mint, ops
-from mindspore.common._grad_function import _Function
 
 from hp_memory.kernels.cpu.shapes import spread_column, spread_row
+from hp_memory.mindspore.private import Function as _Function
 
 
 class _RmsNorm(_Function):

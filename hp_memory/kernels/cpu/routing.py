@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 from mindspore import Tensor, mint, ops
-from mindspore.common._grad_function import _Function
 
 from hp_memory.kernels.cpu.shapes import spread_column, take_rows
+from hp_memory.mindspore.private import Function as _Function
 
 
 class _TopK(_Function):

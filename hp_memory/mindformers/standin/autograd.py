@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mindspore import _c_expression as native
-from mindspore.graph.api import _pynative_executor
+from hp_memory.mindspore.private import c_expression as native
+from hp_memory.mindspore.private import executor as _pynative_executor
 
 _ALIASES = {"requires_grad": "_requires_grad", "grad": "_grad", "is_leaf": "_is_leaf", "grad_fn": "_grad_node"}
 _WRITABLE = ("requires_grad", "grad")

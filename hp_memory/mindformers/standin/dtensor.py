@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspore import Parameter, Tensor, nn
-from mindspore.common._grad_function import _Function
 
 from hp_memory.errors import NeedsHyperParallel
 from hp_memory.mindformers.standin.layouts import Cut, cuts
 from hp_memory.mindformers.standin.mesh import DeviceMesh
 from hp_memory.mindformers.standin.parameters import local_parameter
 from hp_memory.mindformers.standin.placements import Placement
+from hp_memory.mindspore.private import Function as _Function
 
 
 class _HasMesh(type):

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mindspore import Tensor
-from mindspore.common._grad_function import _Function
 from mindspore.ops import communication
+
+from hp_memory.mindspore.private import Function as _Function
 
 
 class HookRole(enum.Enum):

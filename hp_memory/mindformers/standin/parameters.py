@@ -15,10 +15,10 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, mint
-from mindspore.graph.api import _no_grad
 
 from hp_memory.kernels.cpu import collectives
 from hp_memory.mindformers.standin.layouts import Cut, Layout
+from hp_memory.mindspore.private import no_grad as _no_grad
 
 
 def layout_of(tensor: Any) -> Layout | None:

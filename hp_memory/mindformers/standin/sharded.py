@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, mint, nn
-from mindspore.graph.api import _no_grad
 
 from hp_memory.kernels.cpu import collectives
 from hp_memory.mindformers.cpu_grads import add_in_order
 from hp_memory.mindformers.standin.layouts import Cut
 from hp_memory.mindformers.standin.parameters import layout_of, local_parameter, spread
+from hp_memory.mindspore.private import no_grad as _no_grad
 
 
 def _total(grad: Tensor, cuts: tuple[Cut, ...], average: bool) -> Tensor:

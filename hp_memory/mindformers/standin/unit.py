@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mindspore import Tensor, nn
-from mindspore.common._grad_function import _Function
-from mindspore.graph.api import _pynative_executor
 
 from hp_memory.mindformers.standin.layouts import Cut
 from hp_memory.mindformers.standin.mesh import DeviceMesh
 from hp_memory.mindformers.standin.placements import Replicate, Shard
 from hp_memory.mindformers.standin.sharded import Copied, Sharded
+from hp_memory.mindspore.private import Function as _Function
+from hp_memory.mindspore.private import executor as _pynative_executor
 
 
 class State(enum.Enum):

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore import dtype as mstype
-from mindspore.common._grad_function import _Function
 
 from hp_memory.kernels import devices
+from hp_memory.mindspore.private import Function as _Function
 from hp_memory.models.reference.layers import matrix
 from hp_memory.models.settings import ModelSettings
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from mindspore import Tensor, float32
-from mindspore.common.generator import default_generator
 
 from hp_memory.errors import ConfigError, SessionError
 from hp_memory.install import Receipt
+from hp_memory.mindspore.private import default_generator
 from hp_memory.pipeline.chunk import Chunk
 from hp_memory.pipeline.generate import one_at_a_time
 from hp_memory.pipeline.messages import add_messages

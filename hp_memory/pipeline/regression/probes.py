@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mindspore import Parameter, Tensor, int64, nn
-from mindspore.common._grad_function import _Function
-from mindspore.common.generator import default_generator
 
+from hp_memory.mindspore.private import Function as _Function
+from hp_memory.mindspore.private import default_generator
 from hp_memory.models.sites import BlockSites, Site
 
 DRAWS_PER_BLOCK = 4
