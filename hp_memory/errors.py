@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def nearest(value: object, accepted: Iterable[object]) -> str | None:
@@ -36,6 +36,17 @@ class ConfigError(HPMemoryError):
         options = f"accepted: {', '.join(accepted)}" if accepted else ""
         super().__init__(f"{path}={value!r}: {why}{hint}{options}")
         self.path, self.value, self.accepted, self.near = path, value, accepted, near
+
+
+class ConfigErrors(ConfigError):
+    """Several settings of one file at once, each in a line of its own. ``path`` and ``value`` are the first one's."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        count = f"\n{len(errors)} settings are refused" if len(errors) > 1 else ""
+        RuntimeError.__init__(self, "\n".join(str(error) for error in errors) + count)
+        first = errors[0]
+        self.path, self.value, self.accepted, self.near = first.path, first.value, first.accepted, first.near
+        self.errors = tuple(errors)
 
 
 class InstallError(HPMemoryError):

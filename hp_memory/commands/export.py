@@ -8,7 +8,7 @@ import yaml
 
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import experiment
-from hp_memory.mindformers.train_config import train_config, with_callback, with_native_settings
+from hp_memory.mindformers.trainer_yaml.train_config import train_config, with_callback, with_native_settings
 from hp_memory.runs.paths import check_output
 
 if TYPE_CHECKING:

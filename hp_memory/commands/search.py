@@ -17,7 +17,7 @@ from hp_memory.experiment import experiment
 from hp_memory.experiment.job import prepare_run_dir
 from hp_memory.experiment.workload import pipeline_of, workload
 from hp_memory.layout import LayoutSettings
-from hp_memory.mindformers import yaml_input
+from hp_memory.mindformers.trainer_yaml.applied import applied
 from hp_memory.report.figures import figure_file, new_figure
 from hp_memory.report.page import Picture, Text, write_page
 from hp_memory.report.table import Table
@@ -28,7 +28,8 @@ _UNITS = {"time": ("ms", 1e3), "flops": ("TFLOPs", 1e-12), "given": ("ms", 1.0)}
 
 def run(cfg: SearchConfig) -> int:
     """Prints and writes the plan; returns 0, or 1 if nothing fits."""
-    cfg = yaml_input.applied(cfg)
+    from_yaml = applied(cfg)
+    cfg = from_yaml.cfg
     experiment.of("search", cfg)
     cfg.search.validate("search")
     budget = positive_bytes_of(cfg.budget, "budget")
@@ -36,6 +37,8 @@ def run(cfg: SearchConfig) -> int:
     planner = Planner(workload(cfg, cfg.estimate), pipeline_of(cfg), cfg.estimate, cfg.search)
     plan = planner.solve(budget)
     console = make_console()
+    for note in from_yaml.notes:
+        console.print(note, highlight=False, markup=False)
     if plan is None:
         console.print(f"nothing fits {cfg.budget}: {planner.blame().in_words()}", highlight=False, markup=False)
         return 1

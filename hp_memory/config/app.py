@@ -22,7 +22,9 @@ from omegaconf.errors import OmegaConfBaseException
 from hp_memory.config import overrides, unread
 from hp_memory.config import schema as config
 from hp_memory.config.complaints import first_misfit, in_words, translate
+from hp_memory.config.estimate import OF_YAML
 from hp_memory.errors import ConfigError
+from hp_memory.layout import LayoutSettings
 from hp_memory.runs.paths import config_dir, make_folder
 
 
@@ -98,6 +100,8 @@ def checked(command: str, job: Sequence[str]) -> DictConfig:
     """
     cfg = compose(command, job)
     unread.refuse(command, job, cfg)
+    if cfg.get("yaml") is not None and not overrides.given("layout", job):
+        cfg.layout = LayoutSettings(name=OF_YAML, default="save")
     return cfg
 
 

@@ -11,7 +11,9 @@ from omegaconf import MISSING
 from hp_memory.errors import ConfigError
 from hp_memory.layout import REGIONS
 
-SHARDS = ("optim", "optim_grads", "optim_grads_params")
+# A layout of this name stands for what the file of `yaml` says.
+OF_YAML = "yaml"
+SHARDS = ("optim", "optim_grads", "optim_params", "optim_grads_params")
 RESHARD = ("default", "always", "never")
 VIEWS = ("shared", "copied")
 COSTS = ("time", "flops", "given")
@@ -73,7 +75,9 @@ class EstimateSettings:
 
     device: DeviceSettings = field(default_factory=DeviceSettings)
     dtype: str = "bfloat16"
-    """Of parameters and compute."""
+    """Of compute, and of parameters where nothing else is said."""
+    parameters_dtype: str | None = None
+    """Of parameters, if another than that of compute; MindFormers' own default is float32."""
     gradient_dtype: str = "float32"
     """Of the main gradients that micro-batches are added into."""
     views: str = "shared"
@@ -81,9 +85,12 @@ class EstimateSettings:
     imbalance: float = 1.0
     """Rows that the fullest rank's experts get, over the average. It scales every tensor between the exchanges."""
     shard: str = "optim_grads_params"
-    """What FSDP spreads: optimizer states, gradients, parameters."""
+    """What FSDP spreads: optimizer states, gradients, parameters. The graph Trainer spreads ``optim_params``, and the
+    gradients too where ``gradient_accumulation_shard`` is set."""
     reshard_after_forward: str = "default"
     """Whether gathered parameters are dropped after a layer's forward; ``default`` keeps them under a pipeline."""
+    optimizer_on_host: bool = False
+    """Optimizer states live on the host and visit the device for the update only (MindFormers' ``optimizer.swap``)."""
     prefetch: int = 1
     """Layers whose parameters are gathered ahead of their use."""
     reserve: str = "3GiB"
@@ -99,6 +106,8 @@ class EstimateSettings:
         for name, accepted in (choices | {"reshard_after_forward": RESHARD}).items():
             if getattr(self, name) not in accepted:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "not a choice", accepted)
+        if self.parameters_dtype is not None and self.parameters_dtype not in DTYPES:
+            raise ConfigError(f"{path}.parameters_dtype", self.parameters_dtype, "not a choice", DTYPES)
         if self.imbalance < 1:
             raise ConfigError(
                 f"{path}.imbalance", self.imbalance, "the fullest rank gets at least the average: 1 or more"
@@ -151,6 +160,10 @@ class DryrunFields:
     estimate: EstimateSettings = field(default_factory=EstimateSettings)
     yaml: str | None = None
     """A MindFormers YAML that replaces the recipe's model, parallel sizes, pipeline and layout."""
+    devices: int | None = None
+    """With ``yaml``: how many devices the job has; MindFormers' own files often leave it to the launch."""
+    ignore: list[str] = field(default_factory=list)
+    """With ``yaml``: its keys that are known to change neither memory nor time, e.g. ``callbacks.MyMonitor``."""
     report: str | None = None
     """``compare-run``: the JSON report of a real run, with allocated and reserved bytes per rank."""
     installed: bool = True
@@ -166,4 +179,8 @@ class SearchFields:
     estimate: EstimateSettings = field(default_factory=EstimateSettings)
     search: SearchSettings = field(default_factory=SearchSettings)
     yaml: str | None = None
+    """As for ``dryrun``."""
+    devices: int | None = None
+    """As for ``dryrun``."""
+    ignore: list[str] = field(default_factory=list)
     """As for ``dryrun``."""

@@ -42,6 +42,12 @@ def _why_unreadable(text: str, error: HydraException) -> str:
     return f"can't be read ({where}); text with other than plain letters is quoted twice: 'key=\"value\"'"
 
 
+def given(group: str, overrides: Sequence[str]) -> bool:
+    """Whether the overrides set this key, or one below it."""
+    keys = [override.key_or_group.replace("/", ".") for override in parse(overrides)]
+    return any(key == group or key.startswith(f"{group}.") for key in keys)
+
+
 def prepare(command: str, overrides: Sequence[str]) -> list[str]:
     """The overrides as Hydra takes them: ``launch.env.X=1`` becomes ``++launch.env.X=1``, a new entry of a dictionary.
 

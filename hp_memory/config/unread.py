@@ -31,6 +31,10 @@ def _mindformers(cfg: Any) -> bool:
     return cfg.engine == "mindformers"
 
 
+def _from_yaml(cfg: Any) -> bool:
+    return cfg.yaml is not None
+
+
 def _own_task(cfg: Any) -> bool:
     return bool(cfg.launch.task)
 
@@ -49,7 +53,14 @@ _NOT_IN_MINDFORMERS = tuple(
     )
 )
 
+_SAID_BY_YAML = (
+    *("recipe", "engine", "model", "parallel", "pipeline", "train", "offload", "seed", "estimate.dtype"),
+    *("estimate.parameters_dtype", "estimate.shard", "estimate.reshard_after_forward", "estimate.optimizer_on_host"),
+)
+
 UNREAD: tuple[Unread, ...] = (
+    *(Unread(command, _SAID_BY_YAML, "the file of `yaml` says it: change it there", _from_yaml)
+      for command in ("dryrun", "search")),
     Unread("compare", ("layout",), "compare takes its layouts by name: layouts=[none,full]"),
     Unread("compare", ("train.steps",), "compare runs `steps` compared and `timed_steps` timed steps"),
     Unread("compare", _CHECKPOINTS, "compare writes and reads no checkpoints and validates nothing"),

@@ -23,9 +23,10 @@ class Workload:
 
     Attributes:
         sequences: of one micro-batch on one rank.
-        dtype: of parameters and compute.
+        dtype: of compute.
         views: see ``EstimateSettings.views``.
         imbalance: see ``EstimateSettings.imbalance``.
+        parameters_dtype: of parameters, if another than ``dtype``.
     """
 
     model: ModelSettings
@@ -34,6 +35,7 @@ class Workload:
     dtype: str = "bfloat16"
     views: str = "shared"
     imbalance: float = 1.0
+    parameters_dtype: str | None = None
 
     @property
     def local_length(self) -> int:

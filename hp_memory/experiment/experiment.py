@@ -11,7 +11,7 @@ from hp_memory.errors import ConfigError
 from hp_memory.experiment import refusals
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
 from hp_memory.mindformers import conflicts, families
-from hp_memory.mindformers.train_config import train_config
+from hp_memory.mindformers.trainer_yaml.train_config import train_config
 from hp_memory.models import fingerprint as reference
 from hp_memory.pipeline.settings import check_plan, with_stage_layouts
 from hp_memory.train.data import Batches, check_vocabulary, load_corpus

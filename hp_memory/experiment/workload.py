@@ -22,7 +22,13 @@ def workload(cfg: HPConfig, settings: EstimateSettings) -> Workload:
     """
     settings.validate("estimate")
     work = Workload(
-        cfg.model, cfg.parallel, cfg.train.micro_batch_size, settings.dtype, settings.views, settings.imbalance
+        cfg.model,
+        cfg.parallel,
+        cfg.train.micro_batch_size,
+        settings.dtype,
+        settings.views,
+        settings.imbalance,
+        settings.parameters_dtype,
     )
     refuse_unmodelled(work)
     return work

@@ -33,6 +33,10 @@ class Conflict:
     holds: Callable[[Section], bool]
     source: str
 
+    def in_words(self) -> str:
+        """Why the two can't stand together."""
+        return f"{self.why} ({self.other})"
+
 
 def value(config: Any, path: str, default: Any = None) -> Any:
     """``path`` in nested mappings or objects, or ``default`` where any part of it is missing."""
@@ -237,13 +241,17 @@ WITHOUT_A_PLAN: tuple[Conflict, ...] = (
 )
 
 
-def refuse(config: Any, with_plan: bool) -> None:
-    """Raises ConfigError for the first pair in ``config`` that excludes each other.
+def found(config: Any, with_plan: bool) -> list[Conflict]:
+    """The pairs in ``config`` that exclude each other.
 
     Args:
         config: MindFormers' training config, as nested mappings or as its ``TrainConfig``.
         with_plan: whether a plan of ours is to be installed too.
     """
-    for conflict in (*(BESIDE_A_PLAN if with_plan else WITHOUT_A_PLAN), *CONFLICTS):
-        if conflict.holds(config):
-            raise ConfigError(conflict.path, value(config, conflict.path), f"{conflict.why} ({conflict.other})")
+    return [c for c in (*(BESIDE_A_PLAN if with_plan else WITHOUT_A_PLAN), *CONFLICTS) if c.holds(config)]
+
+
+def refuse(config: Any, with_plan: bool) -> None:
+    """Raises ConfigError for the first pair in ``config`` that excludes each other; arguments as for ``found``."""
+    for conflict in found(config, with_plan):
+        raise ConfigError(conflict.path, value(config, conflict.path), conflict.in_words())

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hp_memory.errors import ConfigError
-from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan, from_dict
+from hp_memory.layout import ActivationPlan, LayerOverride, LayoutSettings, ModelFingerprint, build_plan, from_dict
+from hp_memory.layout.layers import format_layers
+from hp_memory.layout.regions import ALWAYS_SAVED
 from hp_memory.runs.paths import config_dir
 
 _SUFFIXES = (".json", ".yaml", ".yml")
@@ -29,11 +31,47 @@ def resolve(request: str | Mapping[str, Any], mark: ModelFingerprint, path: str 
     Raises:
         ConfigError: for a name, file or key that doesn't exist, and for a plan made for another model.
     """
+    said = _said(request, path)
+    if isinstance(said, ActivationPlan):
+        return _of_this_model(said, mark, path)
+    return build_plan(said, mark, path)
+
+
+def layout_of(request: str | Mapping[str, Any], mark: ModelFingerprint, path: str = "plan") -> LayoutSettings:
+    """The same as a layout's settings, for commands that make plans of their own; arguments and errors as there."""
+    said = _said(request, path)
+    settings = as_settings(_of_this_model(said, mark, path)) if isinstance(said, ActivationPlan) else said
+    build_plan(settings, mark, path)
+    return settings
+
+
+def as_settings(plan: ActivationPlan) -> LayoutSettings:
+    """Settings that mean this plan for its own model: an override for every run of layers with one layout."""
+    groups: dict[tuple, list[int]] = {}
+    for layer in plan.layers:
+        regions = plan.regions(layer.layer)
+        actions = tuple(layer.layout.action(region) for region in regions)
+        groups.setdefault((layer.kind, layer.layout.default, actions, layer.layout.spans), []).append(layer.layer)
+    overrides = []
+    for (kind, default, actions, spans), ids in groups.items():
+        regions = plan.fingerprint.regions[kind]
+        others = [r for r, action in zip(regions, actions, strict=True) if action != default and r not in ALWAYS_SAVED]
+        as_one = [[span[0], span[-1]] for span in spans]
+        for chosen in format_layers(ids).split(", "):
+            if default == "recompute":
+                overrides.append(LayerOverride(chosen, default, save=others, as_one=as_one))
+            elif others or as_one:
+                overrides.append(LayerOverride(chosen, recompute=others, as_one=as_one))
+    keeps = any(layer.layout.keep_outputs for layer in plan.layers)
+    return LayoutSettings("plan", "save", layers=overrides, keep_outputs=keeps)
+
+
+def _said(request: str | Mapping[str, Any], path: str) -> LayoutSettings | ActivationPlan:
     if isinstance(request, str):
-        return _named(request, mark, path) if Path(request).suffix not in _SUFFIXES else _file(request, mark, path)
+        return _named(request, path) if Path(request).suffix not in _SUFFIXES else _file(request, path)
     if "schema" in request:
-        return _of_this_model(from_dict(request), mark, path)
-    return build_plan(layout_settings(request, path), mark, path)
+        return from_dict(request)
+    return layout_settings(request, path)
 
 
 def layout_settings(data: Mapping[str, Any], path: str) -> LayoutSettings:
@@ -43,7 +81,8 @@ def layout_settings(data: Mapping[str, Any], path: str) -> LayoutSettings:
         ConfigError: for an unknown key, a missing one or a value of the wrong type.
     """
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LayoutSettings), dict(data)))
+        merged = OmegaConf.merge(OmegaConf.structured(LayoutSettings), dict(data))
+        return cast(LayoutSettings, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         key = str(error.full_key or error.key or "")
         why = str(error).split("\n")[0]
@@ -51,25 +90,29 @@ def layout_settings(data: Mapping[str, Any], path: str) -> LayoutSettings:
         raise ConfigError(where, data.get(key, ""), why, LayoutSettings.__dataclass_fields__) from error
 
 
-def _file(name: str, mark: ModelFingerprint, path: str) -> ActivationPlan:
+def _file(name: str, path: str) -> LayoutSettings | ActivationPlan:
     file = Path(name)
     if not file.is_file():
         raise ConfigError(path, name, "there is no such file")
-    data = json.loads(file.read_text()) if file.suffix == ".json" else OmegaConf.to_container(OmegaConf.load(file))
+    data = json.loads(file.read_text()) if file.suffix == ".json" else _data_of(file)
     if not isinstance(data, Mapping):
         raise ConfigError(path, name, "the file holds neither a layout nor a plan")
-    return resolve(data, mark, path)
+    return _said(data, path)
 
 
-def _named(name: str, mark: ModelFingerprint, path: str) -> ActivationPlan:
+def _data_of(file: Path) -> Any:
+    return OmegaConf.to_container(OmegaConf.load(file))
+
+
+def _named(name: str, path: str) -> LayoutSettings:
     layouts, recipes = (_options(group) for group in ("layout", "recipe"))
     if name in layouts:
-        return build_plan(layout_settings(OmegaConf.load(config_dir() / "layout" / f"{name}.yaml"), path), mark, path)
+        return layout_settings(_data_of(config_dir() / "layout" / f"{name}.yaml"), path)
     if name not in recipes:
         raise ConfigError(path, name, "neither a recipe nor a layout has this name", [*recipes, *layouts])
     from hp_memory.config import app as hydra_app
 
-    return build_plan(hydra_app.to_object(hydra_app.compose("train", [f"recipe={name}"])).layout, mark, path)
+    return hydra_app.to_object(hydra_app.compose("train", [f"recipe={name}"])).layout
 
 
 def _options(group: str) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from hp_memory.layout import ActivationPlan
 from hp_memory.mindformers import conflicts, environment
 from hp_memory.mindformers.recorder import Recorder
-from hp_memory.mindformers.train_config import train_config
+from hp_memory.mindformers.trainer_yaml.train_config import train_config
 from hp_memory.models.settings import ParallelSettings
 from hp_memory.runs import mindformers_checkpoints as checkpoints
 from hp_memory.runs import ranks

@@ -11,7 +11,7 @@ from hp_memory.layout.regions import Kind
 from hp_memory.models.settings import ModelSettings
 
 # These change how a model is trained, not which model it is: a checkpoint made with others still fits.
-_NOT_THE_MODEL = ("seq_length", "aux_loss_coeff", "init_std")
+_NOT_THE_MODEL = ("seq_length", "aux_loss_coeff", "init_std", "activation")
 
 
 def fingerprint(model: ModelSettings) -> ModelFingerprint:

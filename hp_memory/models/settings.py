@@ -11,6 +11,7 @@ from hp_memory.layout.regions import Kind
 
 REFERENCE = "reference"
 SCORINGS = ("softmax", "sigmoid")
+ACTIVATIONS = ("silu", "fusedswiglu")
 
 
 @dataclass
@@ -61,11 +62,15 @@ class ModelSettings:
     aux_loss_coeff: float = 0.01
     """Weight of the loss that balances the experts' load."""
     init_std: float = 0.02
+    activation: str = "silu"
+    """``silu`` (gate and product as operations of their own) or ``fusedswiglu`` (one kernel; MindFormers' models)."""
 
     def validate(self, path: str = "model") -> None:
         """Raises ConfigError for a model that can't be built."""
         self._check_sizes(path)
         self._check_experts(path)
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(f"{path}.activation", self.activation, "no such activation", ACTIVATIONS)
         if self.family == REFERENCE:
             self._check_reference(path)
 
@@ -102,7 +107,7 @@ class ModelSettings:
             raise ConfigError(f"{path}.scoring", self.scoring, "no such scoring", SCORINGS)
 
     def _check_reference(self, path: str) -> None:
-        without = {"mtp_layers": 0, "q_lora_rank": 0, "kv_lora_rank": 0, "n_group": 1}
+        without = {"mtp_layers": 0, "q_lora_rank": 0, "kv_lora_rank": 0, "n_group": 1, "activation": "silu"}
         for name, only in without.items():
             if getattr(self, name) != only:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "the reference model has no such part", [only])

@@ -46,11 +46,16 @@ def shards(parallel: ParallelSettings) -> tuple[int, int]:
 
 def keeps_gathered(settings: EstimateSettings, parallel: ParallelSettings) -> bool:
     """Whether gathered parameters stay after a layer's forward, until the step's last backward."""
-    if settings.shard != "optim_grads_params":
+    if not shards_parameters(settings):
         return True
     return settings.reshard_after_forward == "never" or (
         settings.reshard_after_forward == "default" and parallel.pipeline > 1
     )
+
+
+def shards_parameters(settings: EstimateSettings) -> bool:
+    """Whether FSDP spreads the parameters themselves."""
+    return "params" in settings.shard
 
 
 def static_terms(
@@ -65,11 +70,11 @@ def static_terms(
     own = [p for unit in units for p in unit.parameters]
     spread = parallel.fsdp > 1
     sizes = (
-        ("parameters", _spread(own, parallel, _nbytes, settings.shard == SHARD_ALL), _BY_ALL),
+        ("parameters", _spread(own, parallel, _nbytes, shards_parameters(settings)), _BY_ALL),
         ("gathered parameters", _gathered(units, settings, parallel) if spread else 0, _BY_GATHERED),
         ("gradients", _gradients(own, settings, parallel), _BY_ALL),
         ("gradients being reduced", _reducing(units) if spread else 0, "expert, tensor; the largest layer"),
-        ("optimizer states", _spread(own, parallel, _states, True), _BY_ALL),
+        ("optimizer states", _optimizer(own, settings, parallel), _BY_ALL),
         ("communicators", _communicators(settings, parallel), "kinds of parallelism in use"),
         ("pipeline messages", 2 * hidden if parallel.pipeline > 1 else 0, "context, tensor"),
         ("reserve", bytes_of(settings.reserve, "estimate.reserve"), "stated, not derived"),
@@ -77,7 +82,6 @@ def static_terms(
     return tuple(Term(name, nbytes, "MODELLED", scales) for name, nbytes, scales in sizes if nbytes)
 
 
-SHARD_ALL = "optim_grads_params"
 _BY_ALL = "pipeline, tensor, fsdp; experts also by expert"
 _BY_GATHERED = "expert, tensor; pipeline where kept after forward, else the largest layers"
 
@@ -98,15 +102,22 @@ def _states(parameter: Parameter) -> int:
     return parameter.size * (_MOMENTS + (_MASTER if narrow else 0))
 
 
+def _optimizer(own: Sequence[Parameter], settings: EstimateSettings, parallel: ParallelSettings) -> int:
+    """All states, or of states on the host those of the one parameter that is being updated."""
+    if not settings.optimizer_on_host:
+        return _spread(own, parallel, _states, True)
+    return max((_spread([p], parallel, _states, True) for p in own), default=0)
+
+
 def _gradients(own: Sequence[Parameter], settings: EstimateSettings, parallel: ParallelSettings) -> int:
     width = DTYPES[settings.gradient_dtype]
-    spread = settings.shard != "optim"
+    spread = "grads" in settings.shard
     return _spread(own, parallel, lambda p: p.size * width if p.trainable else 0, spread)
 
 
 def _gathered(units: Sequence[LayerTrace], settings: EstimateSettings, parallel: ParallelSettings) -> int:
     """Parameters beside this rank's own shard: of all layers where they are kept, else of those in use and ahead."""
-    if settings.shard != SHARD_ALL:
+    if not shards_parameters(settings):
         return 0
     dense, experts = shards(parallel)
     whole = [sum(p.nbytes for p in u.parameters) for u in units]

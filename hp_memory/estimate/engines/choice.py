@@ -29,6 +29,9 @@ def refuse_unmodelled(work: Workload) -> None:
         raise ConfigError(
             "estimate.dtype", work.dtype, "the reference model computes in float32: estimate=cpu", ("float32",)
         )
+    if work.model.family == REFERENCE and work.parameters_dtype not in (None, "float32"):
+        why = "the reference model's parameters are float32"
+        raise ConfigError("estimate.parameters_dtype", work.parameters_dtype, why, ("float32",))
 
 
 _traced: dict[str, ModelTrace] = {}

@@ -175,11 +175,13 @@ def _local(section: dict[str, Any], tensor: int) -> dict[str, Any]:
     return found
 
 
-def build(model: ModelSettings, dtype: str, parallel: ParallelSettings | None = None) -> Any:
+def build(
+    model: ModelSettings, dtype: str, parallel: ParallelSettings | None = None, parameters_dtype: str | None = None
+) -> Any:
     """The model class of MindFormers as one rank has it, without storage. Call inside ``on_meta``."""
     parallel = parallel or ParallelSettings()
     config = {
-        "model": _local(model_section(model, dtype, parallel), parallel.tensor),
+        "model": _local(model_section(model, dtype, parallel, parameters_dtype or dtype), parallel.tensor),
         "checkpoint": {"enable_save": False},
         "training": {"steps": 1, "local_batch_size": 1, "global_batch_size": 1},
         "optimizer": {"type": "AdamW"},
@@ -314,7 +316,7 @@ class _Model:
 
     def __init__(self, work: Workload, small: ModelSettings) -> None:
         self.work = work
-        self.gpt = gpt_model(build(small, work.dtype, work.parallel))
+        self.gpt = gpt_model(build(small, work.dtype, work.parallel, work.parameters_dtype))
         self.gpt.set_train(True)
         self.ids = mint.zeros((work.sequences, work.local_length), dtype=ms.int32)
         blocks = [*self.gpt.decoder.layers._cells.values()]

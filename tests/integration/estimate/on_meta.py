@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from hp_memory.config.app import compose, to_object
+from hp_memory.config.app import checked, to_object
 from hp_memory.errors import ConfigError
 from hp_memory.layout import build_plan
 
@@ -21,7 +21,7 @@ LAYOUTS = ("none", "full", "op_exclude", "region_exclude", "chain_exclude")
 
 
 def config(command: str, *overrides: str) -> Any:
-    return to_object(compose(command, list(overrides)))
+    return to_object(checked(command, list(overrides)))
 
 
 def layout(name: str) -> Any:
@@ -135,7 +135,7 @@ def commands(folder: Path) -> dict[str, Any]:
 def refusals(folder: Path) -> dict[str, str]:
     """What isn't modelled, and the words it is refused with."""
     from hp_memory.experiment.workload import workload
-    from hp_memory.mindformers import yaml_input
+    from hp_memory.mindformers.trainer_yaml.applied import applied
 
     found = {}
     cases = {
@@ -152,14 +152,14 @@ def refusals(folder: Path) -> dict[str, str]:
     changes = {
         "swap.enable": {"swap": {"enable": True}},
         "model.fancy_norm": {"model": plain["model"] | {"fancy_norm": 1}},
-        "model.hidden_act": {"model": plain["model"] | {"hidden_act": "fusedswiglu"}},
+        "model.hidden_act": {"model": plain["model"] | {"hidden_act": "gelu"}},
         "model.use_attn_mask_compression": {"parallelism": plain["parallelism"] | {"context_parallel": 2}},
         "recompute.select_module": {"recompute": {"mode": "select", "select_module": {"mlp.nothing": ["0"]}}},
     }
     for name, change in changes.items():
         (folder / "changed.yaml").write_text(yaml.safe_dump(plain | change))
         cfg = config("dryrun", f"yaml={folder / 'changed.yaml'}")
-        found[name] = _refusal(lambda cfg=cfg: yaml_input.applied(cfg))
+        found[name] = _refusal(lambda cfg=cfg: applied(cfg))
     return found
 
 

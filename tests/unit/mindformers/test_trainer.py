@@ -7,7 +7,7 @@ import pytest
 from hp_memory.config import app as hydra_app
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import experiment
-from hp_memory.mindformers.train_config import train_config
+from hp_memory.mindformers.trainer_yaml.train_config import train_config
 
 
 def config(*overrides: str):

@@ -13,47 +13,9 @@ from typing import Any
 from hp_memory.errors import ConfigError
 from hp_memory.layout import ActivationPlan, LayerPlan
 from hp_memory.layout.layers import format_layers
+from hp_memory.mindformers.trainer_yaml import region_names as names_of
 
 VERSIONS = ("2.0", "2.1")
-
-# 2.0: regions that one name stands for. The routing decision is the indices that top-k returns: with them saved, the
-# counts and split sizes that a replay computes are the same integers.
-_NAMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("router",), ("topk",)),
-    (("all2all.in", "all2all.out"), ("alltoall",)),
-    (("gmm.up", "gmm.down"), ("groupedmatmul",)),
-    (("attention.core",), ("flashattention",)),
-)
-_IN_DENSE = {"flashattention"}
-# Not named, and replayed by 2.0 without harm (see above).
-_FOLLOWS_THE_ROUTER = ("dispatch.counts",)
-
-# Both: what one path covers, widest first.
-_PATHS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("attention.qkv", "attention.core", "attention.out"), "self_attention"),
-    (("mlp.up", "mlp.act", "mlp.down"), "mlp"),
-    (("attention.norm",), "input_layernorm"),
-    (("attention.core",), "self_attention.core_attention"),
-    (("attention.out",), "self_attention.linear_proj"),
-    (("mlp.norm",), "pre_mlp_layernorm"),
-    (("mlp.up",), "mlp.linear_fc1"),
-    (("mlp.down",), "mlp.linear_fc2"),
-    (("shared_experts",), "mlp.shared_experts"),
-)
-_EXPERTS_ALONE = ("dispatch.permute", "gmm.up", "compute.act", "gmm.down", "combine.unpermute")
-# With expert parallelism the cell's hooks dispatch and combine: replaying it replays these too.
-_EXPERTS_SPREAD = (*_EXPERTS_ALONE, "all2all.in", "compute.resort", "combine.unsort", "all2all.out")
-_EXCLUDE_PATHS = (
-    (("gmm.up", "compute.act", "gmm.down"), "mlp.experts.experts_forward"),
-    (("router",), "mlp.router"),
-    (("dispatch.counts",), "mlp.experts.expert_counts.alltoall"),
-    (("all2all.in",), "mlp.experts.input.alltoallsingle"),
-    (("all2all.out",), "mlp.experts.output.alltoallsingle"),
-    (("attention.qkv",), "self_attention.get_query_key_value_tensors"),
-    *_PATHS,
-)
-# Cells of their own only where no expert parallelism takes them over.
-_EXCLUDE_ALONE = ((("dispatch.permute",), "mlp.experts.permute"), (("combine.unpermute",), "mlp.experts.unpermute"))
 
 _HINT = "the callback can say it (to=mindformers-callback)"
 
@@ -64,7 +26,7 @@ def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[s
     Raises:
         ConfigError: naming the first thing that this version has no setting for.
     """
-    experts = _EXPERTS_ALONE if _alone(plan) else _EXPERTS_SPREAD
+    experts = names_of.EXPERTS_ALONE if _alone(plan) else names_of.EXPERTS_SPREAD
     work = [(layer, _replayed(plan, layer)) for layer in plan.layers]
     work = [(layer, replayed) for layer, replayed in work if replayed]
     # A replayed block with exceptions; a saved block of which parts are replayed is the other kind.
@@ -72,7 +34,9 @@ def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[s
     parts: dict[str, list[int]] = {}
     for layer, replayed in work:
         if layer not in whole:
-            for name in _cover(layer, replayed, ((experts, "mlp.experts"), *_PATHS), version, path, "replay"):
+            for name in _cover(
+                layer, replayed, ((experts, names_of.EXPERTS), *names_of.CELLS), version, path, "replay"
+            ):
                 parts.setdefault(name, []).append(layer.layer)
     recompute: dict[str, Any] = {"mode": "select" if parts else "full" if whole else "None"}
     if whole:
@@ -107,7 +71,7 @@ def _by_name(plan: ActivationPlan, whole: list[LayerPlan], parts: bool, path: st
     wanted = {layer.layer: _names(plan, layer, path) for layer in whole}
     everywhere = set().union(*wanted.values())
     for layer in whole:
-        if wanted[layer.layer] != everywhere & (_IN_DENSE if layer.kind == "dense" else everywhere):
+        if wanted[layer.layer] != everywhere & (names_of.OPERATIONS_OF_DENSE if layer.kind == "dense" else everywhere):
             why = f"MindFormers 2.0 excludes the same operations in every replayed layer, {_HINT}"
             raise ConfigError(f"{path}.layers", f"layer {layer.layer}", why)
     if parts and everywhere - {"topk"}:
@@ -117,13 +81,13 @@ def _by_name(plan: ActivationPlan, whole: list[LayerPlan], parts: bool, path: st
 
 
 def _names(plan: ActivationPlan, layer: LayerPlan, path: str) -> set[str]:
-    saved = set(_saved(plan, layer)) - set(_FOLLOWS_THE_ROUTER)
+    saved = set(_saved(plan, layer)) - set(names_of.FOLLOWS_THE_ROUTER)
     if layer.layout.spans:
         raise ConfigError(
             f"{path}.as_one", layer.layout.spans[0], f"MindFormers 2.0 excludes operations one by one, {_HINT}"
         )
     names: set[str] = set()
-    for regions, words in _NAMES:
+    for regions, words in names_of.OPERATIONS:
         here = [r for r in regions if r in plan.regions(layer.layer)]
         if here and set(here) <= saved:
             names |= set(words)
@@ -131,16 +95,16 @@ def _names(plan: ActivationPlan, layer: LayerPlan, path: str) -> set[str]:
     if saved:
         region = min(saved, key=plan.regions(layer.layer).index)
         why = f"MindFormers 2.0 has no operation name that means {region} and nothing else, {_HINT}"
-        raise ConfigError(f"{path}.save", region, why, [r for regions, _ in _NAMES for r in regions])
+        raise ConfigError(f"{path}.save", region, why, [r for regions, _ in names_of.OPERATIONS for r in regions])
     return names
 
 
 def _by_path(plan: ActivationPlan, whole: list[LayerPlan], path: str) -> dict[str, list[str]]:
     """2.1's ``exclude_op``: layers by path."""
-    alone = _EXCLUDE_ALONE if _alone(plan) else ()
+    alone = names_of.EXCLUDED_ALONE if _alone(plan) else ()
     found: dict[str, list[int]] = {}
     for layer in whole:
-        for name in _cover(layer, _saved(plan, layer), (*_EXCLUDE_PATHS, *alone), "2.1", path, "save"):
+        for name in _cover(layer, _saved(plan, layer), (*names_of.EXCLUDED, *alone), "2.1", path, "save"):
             found.setdefault(name, []).append(layer.layer)
     return {name: _ranges(layers) for name, layers in found.items()}
 
@@ -158,7 +122,7 @@ def _cover(
     for covered, name in table:
         if set(covered) <= left:
             left -= set(covered)
-            names.append(f"transformer_layer.{name}" if layer.kind == "mtp" else name)
+            names.append(f"{names_of.MTP_PREFIX}.{name}" if layer.kind == "mtp" else name)
     if left:
         region = min(left, key=list(regions).index)
         key = "recompute" if verb == "replay" else "save"

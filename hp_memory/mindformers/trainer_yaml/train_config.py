@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from hp_memory.errors import ConfigError
 from hp_memory.layout import ActivationPlan, LayoutSettings
-from hp_memory.mindformers import conflicts, native_settings
+from hp_memory.mindformers import conflicts
 from hp_memory.mindformers.families import model_section
+from hp_memory.mindformers.trainer_yaml import native_settings
 
 if TYPE_CHECKING:
     from hp_memory.config.schema import HPConfig
@@ -57,6 +58,10 @@ def train_config(cfg: HPConfig, dtype: str = "bfloat16") -> dict[str, Any]:
 
 def _parallelism(cfg: HPConfig) -> dict[str, Any]:
     parallel = cfg.parallel
+    copy = parallel.fsdp * parallel.context * parallel.tensor
+    if copy % parallel.expert:
+        why = f"MindFormers spreads experts over one sharded copy: must divide fsdp * context * tensor = {copy}"
+        raise ConfigError("parallel.expert", parallel.expert, why)
     section: dict[str, Any] = {
         "data_parallel_shard": parallel.fsdp,
         "tensor_parallel": parallel.tensor,
@@ -66,6 +71,9 @@ def _parallelism(cfg: HPConfig) -> dict[str, Any]:
         "expert_parallel": parallel.expert,
         "pipeline_parallel": parallel.pipeline,
     }
+    if parallel.tensor > 1:
+        # As the dry run has it: each rank takes the loss over its own part of the vocabulary.
+        section["enable_loss_parallel"] = True
     if parallel.context > 1:
         section["context_parallel_method"] = parallel.context_method
     if parallel.pipeline == 1 and cfg.pipeline.stages != 1:

@@ -7,7 +7,7 @@ import pytest
 from hp_memory.errors import ConfigError
 from hp_memory.layout import LayerOverride, LayoutSettings, ModelFingerprint, build_plan
 from hp_memory.mindformers.families import fingerprint
-from hp_memory.mindformers.native_settings import sections
+from hp_memory.mindformers.trainer_yaml.native_settings import sections
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 
 MODEL = ModelSettings(

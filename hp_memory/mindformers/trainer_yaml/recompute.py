@@ -1,0 +1,319 @@
+"""MindFormers' recompute settings as a layout: PyNative's by layer and path, the graph Trainer's by stage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hp_memory.errors import ConfigError
+from hp_memory.layout import LayerOverride, LayoutSettings, ModelFingerprint
+from hp_memory.layout.layers import format_layers
+from hp_memory.layout.regions import ALWAYS_SAVED, Kind
+from hp_memory.mindformers.trainer_yaml import region_names as names_of
+from hp_memory.mindformers.trainer_yaml.document import Document
+from hp_memory.pipeline.settings import PipelineSettings
+
+_SPEC = re.compile(r"(\d+)(?:-(\d+))?")
+MODES = ("None", "full", "select")
+
+
+def layout_of(document: Document, mark: ModelFingerprint, pipeline: PipelineSettings) -> LayoutSettings:
+    """The layout; what no region means is noted in the document."""
+    if document.trainer == "graph":
+        return _settings(_graph_layers(document, mark, pipeline), mark)
+    return _settings(_pynative_layers(document, mark), mark)
+
+
+class _Layer:
+    """What becomes of one layer: replayed whole, or some of its regions; and what is saved of that."""
+
+    def __init__(self) -> None:
+        self.whole = False
+        self.replayed: set[str] = set()
+        self.saved: set[str] = set()
+        self.spans: list[tuple[str, str]] = []
+
+    def key(self, regions: Sequence[str]) -> tuple:
+        """What makes an override; the same for layers that fare alike."""
+        if self.whole:
+            return ("recompute", _named(regions, self.saved), tuple(self.spans))
+        return ("save", _named(regions, self.replayed - self.saved), ())
+
+
+def _named(regions: Sequence[str], wanted: set[str]) -> tuple[str, ...]:
+    return tuple(r for r in regions if r in wanted and r not in ALWAYS_SAVED)
+
+
+def _settings(layers: list[_Layer], mark: ModelFingerprint) -> LayoutSettings:
+    """One override for all layers of one kind that fare alike."""
+    groups: dict[tuple, list[int]] = {}
+    for i, (layer, kind) in enumerate(zip(layers, mark.kinds, strict=True)):
+        groups.setdefault((layer.key(mark.regions[kind]), kind), []).append(i)
+    overrides = []
+    for ((default, regions, spans), _), ids in groups.items():
+        for chosen in format_layers(ids).split(", "):
+            if default == "recompute":
+                as_one = [list(span) for span in spans]
+                overrides.append(LayerOverride(chosen, "recompute", save=list(regions), as_one=as_one))
+            elif regions:
+                overrides.append(LayerOverride(chosen, recompute=list(regions)))
+    return LayoutSettings(name="yaml", default="save", layers=overrides)
+
+
+def _pynative_layers(document: Document, mark: ModelFingerprint) -> list[_Layer]:
+    layers = [_Layer() for _ in mark.kinds]
+    mode = str(document.get("recompute.mode", "None"))
+    if mode not in MODES:
+        document.refuse("recompute.mode", mode, "no such mode", MODES)
+        return layers
+    if mode != "None":
+        for i in _layers_at(document, ("recompute", "full_recompute_layer"), len(layers), mode == "full"):
+            layers[i].whole = True
+    if mode == "select":
+        _select(document, mark, layers, ("recompute", "select_module"), names_of.CELLS)
+    elif document.get("recompute.select_module"):
+        document.notes.append(f"recompute.select_module has no effect with recompute.mode: {mode}")
+    if document.flag("recompute_comm.enable"):
+        _select(document, mark, layers, ("recompute_comm", "select_module"), names_of.EXCLUDED[2:5])
+    if mode != "None":
+        _exclude(document, mark, layers)
+    elif document.get("recompute.exclude_op"):
+        document.refuse("recompute.exclude_op", "...", "has no effect: recompute.mode is None")
+    return layers
+
+
+def _layers_at(document: Document, keys: tuple[str, ...], count: int, needed: bool = True) -> list[int]:
+    """Layer ids of range strings: ``["0-3", "8"]``."""
+    specs: Any = document.data
+    for key in keys:
+        specs = specs.get(key) if isinstance(specs, Mapping) else None
+    if not specs:
+        if needed:
+            document.refuse(keys, specs, "is missing: which layers?")
+        return []
+    if not isinstance(specs, (list, tuple)):
+        document.refuse(keys, specs, "must be a list of layers", ('["0-3", "8"]',))
+        return []
+    found: list[int] = []
+    for spec in specs:
+        match = _SPEC.fullmatch(str(spec).strip())
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if match is None or high < low:
+            document.refuse(keys, spec, "not a layer or a range of layers", ("5", "0-19"))
+        elif high >= count:
+            document.refuse(keys, spec, f"the model has layers 0-{count - 1}")
+        elif found and low <= found[-1]:
+            document.refuse(keys, spec, "MindFormers wants ranges in ascending order")
+        else:
+            found += range(low, high + 1)
+    return found
+
+
+def _select(
+    document: Document,
+    mark: ModelFingerprint,
+    layers: list[_Layer],
+    keys: tuple[str, ...],
+    table: Sequence[tuple[tuple[str, ...], str]],
+) -> None:
+    """Paths with their layers; those of one layer add up."""
+    select = document.get(".".join(keys))
+    if not isinstance(select, Mapping) or not select:
+        document.refuse(keys, select, "is missing: a path and its layers", ('{"self_attention": ["0-3"]}',))
+        return
+    for pattern in select:
+        here = (*keys, str(pattern))
+        ids = _layers_at(document, here, len(layers))
+        regions = {i: _covered(document, here, mark, i, table) for i in ids}
+        if ids and not any(found is not None for found in regions.values()):
+            known = [name for _, name in table if keys[0] != "recompute_comm" or "alltoall" in name]
+            why = "no region means this path" if keys[0] == "recompute" else "no exchange of tokens means this path"
+            document.refuse(here, select[pattern], why, known, meant=str(pattern))
+        for i, found in regions.items():
+            if keys[0] == "recompute_comm" and layers[i].whole:
+                continue
+            layers[i].replayed |= set(found or ())
+
+
+def _covered(
+    document: Document,
+    here: tuple[str, ...],
+    mark: ModelFingerprint,
+    layer: int,
+    table: Sequence[tuple[tuple[str, ...], str]],
+) -> tuple[str, ...] | None:
+    """The regions of a layer that a pattern's paths cover; None where it matches nothing there."""
+    kind = mark.kinds[layer]
+    prefix = f"{names_of.MTP_PREFIX}." if kind == "mtp" else ""
+    try:
+        matches = re.compile(here[-1]).fullmatch
+    except re.error as error:
+        document.refuse(here, here[-1], f"isn't a regular expression: {error}")
+        return ()
+    if kind == "mtp" and matches(names_of.MTP_PREFIX):
+        return tuple(mark.regions[kind])
+    found: set[str] = set()
+    hit = False
+    for regions, name in _paths(mark, kind, table):
+        own = set(regions) & set(mark.regions[kind])
+        if (own or not regions) and matches(prefix + name):
+            hit = True
+            found |= own
+    parts = [part for part in names_of.PARTS if matches(prefix + part)] if here[0] == "recompute" else []
+    left = [part for part in parts if not _inside(part, prefix, matches)]
+    if left:
+        why = f"{left[0]} is less than a region: replay {left[0].rpartition('.')[0]} whole"
+        document.refuse(here, here[-1], why)
+        return ()
+    return tuple(found) if hit else None
+
+
+def _inside(part: str, prefix: str, matches: Any) -> bool:
+    """Whether a path above this one is matched too: MindFormers wraps that one only."""
+    names = part.split(".")
+    return any(matches(prefix + ".".join(names[:n])) for n in range(1, len(names)))
+
+
+def _paths(
+    mark: ModelFingerprint, kind: Kind, table: Sequence[tuple[tuple[str, ...], str]]
+) -> Iterable[tuple[tuple[str, ...], str]]:
+    """The table's rows for one kind of layer."""
+    dense = ("mlp", "mlp.linear_fc1", "mlp.linear_fc2")
+    if table is not names_of.CELLS:
+        yield from (row for row in table if kind != "dense" or "expert" not in row[1])
+        return
+    yield from (row for row in table if row[1] not in dense or kind == "dense")
+    yield from (((), name) for name in names_of.EMPTY)
+    if kind == "dense":
+        return
+    alone = "all2all.in" in mark.absent
+    experts = names_of.EXPERTS_ALONE if alone else names_of.EXPERTS_SPREAD
+    yield experts, names_of.EXPERTS
+    yield (), names_of.ROUTER
+    yield (*experts, "shared_experts"), "mlp"
+
+
+def _exclude(document: Document, mark: ModelFingerprint, layers: list[_Layer]) -> None:
+    names = document.get("recompute.exclude_op")
+    if names is None:
+        return
+    if isinstance(names, Mapping):
+        _exclude_paths(document, mark, layers, names)
+    elif isinstance(names, (list, tuple)):
+        _exclude_operations(document, mark, layers, names)
+    else:
+        document.refuse("recompute.exclude_op", names, "must be a list of operations (2.0) or paths with layers (2.1)")
+
+
+def _exclude_operations(document: Document, mark: ModelFingerprint, layers: list[_Layer], names: Sequence[Any]) -> None:
+    """2.0: parts of operations' names, for all that is replayed."""
+    known = {word: regions for regions, words in names_of.OPERATIONS for word in words}
+    for i, name in enumerate(names):
+        meant = [regions for word, regions in known.items() if word in str(name).lower()]
+        if not meant:
+            document.refuse(("recompute", "exclude_op", str(i)), name, "no region means this operation", known)
+        for regions in meant:
+            for layer, kind in zip(layers, mark.kinds, strict=True):
+                layer.saved |= set(regions) & set(mark.regions[kind])
+
+
+def _exclude_paths(document: Document, mark: ModelFingerprint, layers: list[_Layer], paths: Mapping[str, Any]) -> None:
+    """2.1: paths with their layers."""
+    table = (*names_of.EXCLUDED, *names_of.EXCLUDED_ALONE)
+    for pattern in paths:
+        here = ("recompute", "exclude_op", str(pattern))
+        hit = False
+        for i in _layers_at(document, here, len(layers)):
+            found = _covered(document, here, mark, i, table)
+            hit = hit or found is not None
+            if found and len(found) > 1 and "gmm.up" in found:
+                layers[i].spans.append(("gmm.up", "gmm.down"))
+            layers[i].saved |= set(found or ())
+        if not hit and paths[pattern]:
+            document.refuse(
+                here, paths[pattern], "no region means this path", [n for _, n in table], meant=str(pattern)
+            )
+
+
+def _graph_layers(document: Document, mark: ModelFingerprint, pipeline: PipelineSettings) -> list[_Layer]:
+    layers = [_Layer() for _ in mark.kinds]
+    chosen = _graph_whole(document, mark, pipeline)
+    for i in chosen:
+        layers[i].whole = True
+    for name in (
+        "select_recompute",
+        "select_comm_recompute",
+        "select_recompute_exclude",
+        "select_comm_recompute_exclude",
+    ):
+        value = document.get(f"recompute_config.{name}", False)
+        # A layer that is replayed whole isn't replayed in part.
+        if value is not False and not (
+            name in ("select_recompute", "select_comm_recompute") and len(chosen) == len(layers)
+        ):
+            why = "single operations of the graph are no regions: only whole layers are modelled"
+            document.refuse(f"recompute_config.{name}", value if isinstance(value, bool) else "...", why, (False,))
+    return layers
+
+
+def _graph_whole(document: Document, mark: ModelFingerprint, pipeline: PipelineSettings) -> list[int]:
+    """Layers that ``recompute`` replays: all, none, or so many of each stage (and chunk), first ones first."""
+    path = "recompute_config.recompute"
+    value = document.get(path, False)
+    decoder = sum(kind != "mtp" for kind in mark.kinds)
+    if isinstance(value, bool):
+        # MindFormers replays MTP layers as the last decoder layer.
+        return list(range(len(mark.kinds))) if value else []
+    try:
+        chunks = pipeline.layers_of_chunks(decoder) if pipeline.stages > 1 else (tuple(range(decoder)),)
+        counts = _counts(value, [len(chunk) for chunk in chunks], pipeline.stages)
+    except ConfigError:
+        return []  # the split is refused where it is read
+    except ValueError as error:
+        document.refuse(path, value, str(error), (True, False))
+        return []
+    found = [layer for chunk, count in zip(chunks, counts, strict=True) for layer in chunk[:count]]
+    return found + (list(range(decoder, len(mark.kinds))) if counts[-1] == len(chunks[-1]) else [])
+
+
+def _counts(value: Any, sizes: Sequence[int], stages: int) -> list[int]:
+    """Replayed layers of each chunk, from input to output.
+
+    Raises:
+        ValueError: for a list of another shape.
+    """
+    shape = f"must be true, false, or a list with {stages} numbers of layers"
+    if not isinstance(value, list):
+        raise ValueError(shape)
+    rows = len(sizes) // stages
+    if all(isinstance(n, (int, bool)) for n in value):
+        if len(value) != stages:
+            raise ValueError(shape)
+        return _dealt(value, sizes, stages)
+    if len(value) != rows or any(not isinstance(row, (list, bool)) for row in value):
+        raise ValueError(f"{shape}, or {rows} such lists, one for each chunk of a rank")
+    found: list[int] = []
+    for r, row in enumerate(value):
+        own = sizes[r * stages : (r + 1) * stages]
+        numbers = [row] * stages if isinstance(row, bool) else row
+        if len(numbers) != stages or any(not isinstance(n, int) or n < 0 for n in numbers):
+            raise ValueError(shape)
+        found += [
+            (size if n else 0) if isinstance(n, bool) else min(n, size) for n, size in zip(numbers, own, strict=True)
+        ]
+    return found
+
+
+def _dealt(value: Sequence[Any], sizes: Sequence[int], stages: int) -> list[int]:
+    """A stage's number dealt to its chunks in turn."""
+    found = [0] * len(sizes)
+    for stage, wanted in enumerate(value):
+        own = range(stage, len(sizes), stages)
+        left = sum(sizes[c] for c in own) if wanted is True else min(int(wanted), sum(sizes[c] for c in own))
+        while left > 0:
+            for chunk in own:
+                if left and found[chunk] < sizes[chunk]:
+                    found[chunk] += 1
+                    left -= 1
+    return found
