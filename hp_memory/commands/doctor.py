@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from hp_memory.config.schema import HPConfig, validate
-from hp_memory.launch import ascend
+from hp_memory.kernels.ascend import machine
 from hp_memory.launch.environment import inherited_job
 from hp_memory.mindspore import probes
 from hp_memory.offload.apply import capability
@@ -50,8 +50,8 @@ def _machine() -> list[Finding]:
 
 
 def _devices() -> list[Finding]:
-    found = ascend.devices()
-    cann = ascend.cann_version(os.environ)
+    found = machine.devices()
+    cann = machine.cann_version(os.environ)
     so = "device=Ascend can run" if found else "device=CPU only; memory on Ascend is estimated by `hp-memory dryrun`"
     return [("Ascend devices", str(len(found)), so), ("CANN", cann or "none", "")]
 

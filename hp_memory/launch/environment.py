@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hp_memory.errors import ConfigError
 from hp_memory.launch import hccl
 from hp_memory.launch.settings import JOB_VARIABLES, LaunchSettings
-from hp_memory.runs.variables import NODE, RUN_DIR, RUN_ID
+from hp_memory.runs.variables import DEVICE, NODE, RUN_DIR, RUN_ID
 
 
 def inherited_job(env: Mapping[str, str]) -> dict[str, str]:
@@ -49,6 +49,7 @@ def node_variables(
         RUN_ID: run_id,
         NODE: str(node),
         RUN_DIR: run_dir,
+        DEVICE: settings.device,
         "PYTHONUNBUFFERED": "1",
         "GLOG_v": str(settings.log_level),
         "ASCEND_PROCESS_LOG_PATH": f"{logs}/ascend",

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 import hp_memory
-from hp_memory.launch import ascend, environment, hosts, processes
+from hp_memory.kernels.ascend import machine
+from hp_memory.launch import environment, hosts, processes
 from hp_memory.runs import variables
 from hp_memory.runs.environment import version
 
@@ -32,16 +33,16 @@ def probe(order: dict) -> dict:
     """
     env = os.environ | order["env"]
     path = f"{Path(order['python']).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    found = ascend.devices()
+    found = machine.devices()
     return {
         "host": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:3])),
         **{name: version(name) for name in PACKAGES},
-        "cann": ascend.cann_version(env),
-        "driver": ascend.driver_version(),
+        "cann": machine.cann_version(env),
+        "driver": machine.driver_version(),
         "package": package_digest(),
         "msrun": shutil.which("msrun", path=path),
-        "devices": ascend.visible(found, env),
+        "devices": machine.visible(found, env),
         "inherited": {k: v for k, v in environment.inherited_job(os.environ).items() if k != "SLURM_LOCALID"},
         "leftovers": leftovers(),
         "port_free": None if order["port"] is None else port_is_free(order["port"]),

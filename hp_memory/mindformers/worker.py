@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import mindspore as ms
 from omegaconf import OmegaConf
 
 from hp_memory.config.schema import HPConfig
 from hp_memory.layout import from_dict
 from hp_memory.mindformers import standin, trainer
 from hp_memory.runs import ranks
-from hp_memory.train.process import run_worker, use_one_thread
+from hp_memory.train.process import run_worker, set_device
 
 
 def train(run_dir: Path) -> None:
@@ -25,9 +24,7 @@ def train(run_dir: Path) -> None:
     cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(HPConfig), OmegaConf.load(run_dir / "config.yaml")))
     plan = from_dict(json.loads((run_dir / "plan.json").read_text()))
     standin.refuse_ranks(ranks.world_size())
-    if ms.get_context("device_target") == "CPU":
-        ms.set_device("CPU")
-        use_one_thread()
+    set_device()
     result = trainer.run(cfg, plan, run_dir)
     if ranks.rank() == trainer.reporting_rank(cfg.parallel):
         (run_dir / "result.json").write_text(json.dumps(result, indent=2))

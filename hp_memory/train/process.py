@@ -18,8 +18,10 @@ from mindspore import Tensor
 from mindspore.communication import GlobalComm, create_group, get_group_size, get_rank, init
 
 from hp_memory.kernels import devices
+from hp_memory.kernels.ascend import machine
 from hp_memory.kernels.groups import ALONE, Group, blocks, strides
 from hp_memory.models.settings import ParallelSettings
+from hp_memory.runs.variables import DEVICE
 
 log = logging.getLogger(__name__)
 
@@ -39,20 +41,38 @@ class Groups:
     expert_copies: Group = ALONE
 
 
-def start(parallel: ParallelSettings, device: str = "CPU") -> Groups:
+def device() -> str:
+    """What this process computes on, as the launch says; where it leaves that open, Ascend if the machine has any.
+
+    The one place of choice: kernels and collectives follow the device that is set.
+    """
+    asked = os.environ.get(DEVICE, "auto")
+    if asked != "auto":
+        return asked
+    return "Ascend" if machine.visible(machine.devices(), os.environ) else "CPU"
+
+
+def set_device() -> str:
+    """Sets this process's device and returns it."""
+    chosen = device()
+    ms.set_device(chosen)
+    if chosen == "CPU":
+        use_one_thread()
+    return chosen
+
+
+def start(parallel: ParallelSettings) -> Groups:
     """Sets the device and joins the job that msrun started, if there is one. In msrun's scheduler it never returns.
 
     Raises:
         RuntimeError: if the job has another number of ranks than ``parallel`` asks for.
     """
-    ms.set_device(device)
-    if device == "CPU":
-        use_one_thread()
+    chosen = set_device()
     if "MS_ROLE" not in os.environ:
         _check_size(1, parallel)
         return Groups()
-    init("mccl" if device == "CPU" else "hccl")
-    if device == "CPU":
+    init("mccl" if chosen == "CPU" else "hccl")
+    if chosen == "CPU":
         know_own_rank()
     return make_groups(parallel)
 

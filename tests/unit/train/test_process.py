@@ -34,6 +34,28 @@ def test_another_number_of_ranks_than_the_config_needs_is_an_error(mindspore, mo
         start(ParallelSettings(data=2))
 
 
+@pytest.mark.parametrize(
+    ("asked", "found", "device"),
+    [("Ascend", [], "Ascend"), ("CPU", [0], "CPU"), ("auto", [0, 1], "Ascend"), ("auto", [], "CPU")],
+)
+def test_the_launch_chooses_the_device_of_a_worker(mindspore, monkeypatch, asked, found, device):
+    from hp_memory.kernels import devices
+    from hp_memory.models.settings import ParallelSettings
+    from hp_memory.runs import variables
+    from hp_memory.train import process
+
+    was_set: list[str] = []
+    monkeypatch.delenv("MS_ROLE", raising=False)
+    monkeypatch.setenv(variables.DEVICE, asked)
+    monkeypatch.setattr(process.machine, "devices", lambda: found)
+    monkeypatch.setattr(process.ms, "set_device", was_set.append)
+    monkeypatch.setattr(process.ms, "get_context", lambda name: was_set[-1])
+    process.start(ParallelSettings())
+    assert was_set == [device]
+    assert devices.kernels().__name__ == f"hp_memory.kernels.{device.lower()}.kernels"
+    assert devices.collectives().__name__ == f"hp_memory.kernels.{device.lower()}.collectives"
+
+
 def test_one_rank_agrees_with_itself(mindspore):
     from hp_memory.kernels.groups import ALONE
     from hp_memory.train.process import require_agreement

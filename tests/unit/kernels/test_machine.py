@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hp_memory.launch import ascend
+from hp_memory.kernels.ascend import machine as ascend
 
 
 @pytest.fixture
