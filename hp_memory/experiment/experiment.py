@@ -10,7 +10,7 @@ from hp_memory.config.schema import HPConfig, validate
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import refusals
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
-from hp_memory.mindformers import conflicts, families
+from hp_memory.mindformers import conflicts, families, limits, standin
 from hp_memory.mindformers.trainer_yaml.train_config import train_config
 from hp_memory.models import fingerprint as reference
 from hp_memory.pipeline.settings import check_plan, with_stage_layouts
@@ -66,9 +66,17 @@ def of(command: str, cfg: HPConfig) -> Experiment:
             check_vocabulary(cfg.data, cfg.model.vocab_size)
         else:
             conflicts.refuse(train_config(cfg), with_plan=True)
+            if runs_here(cfg) and not standin.installed():
+                limits.refuse_without_the_package(cfg)
     if command != "search":  # which makes the plan
         check_plan(cfg.pipeline, experiment.plan, cfg.model.num_layers)
     return experiment
+
+
+def runs_here(cfg: HPConfig) -> bool:
+    """Whether the job's processes are this machine's alone; other nodes have packages of their own."""
+    launch = cfg.launch
+    return launch.action == "run" and not launch.nodes and not launch.hostfile and launch.num_nodes <= 1
 
 
 def check_text(cfg: HPConfig) -> None:

@@ -76,12 +76,35 @@ LIMITS: tuple[Limit, ...] = (
     ),
 )
 
+# What HyperParallel can do and its stand-in can't; a cluster has the package.
+_ONE_OPERATION = "spreads single operations over ranks, which the stand-in for hyper_parallel can't do"
+NEED_THE_PACKAGE: tuple[Limit, ...] = (
+    Limit("parallel.tensor", _ONE_OPERATION, lambda c: c.parallel.tensor > 1, (1,), "standin.dtensor"),
+    Limit("parallel.context", _ONE_OPERATION, lambda c: c.parallel.context > 1, (1,), "standin.parallel"),
+    Limit(
+        "pipeline.overlap_p2p",
+        "the messages of the stand-in for hyper_parallel end before the next step",
+        lambda c: c.pipeline.overlap_p2p,
+        (False,),
+        "standin.wire",
+    ),
+)
+
 
 def refuse(cfg: HPConfig) -> None:
     """Raises ConfigError for the first row that ``cfg`` runs into; other models than MindFormers' have none."""
+    _refuse_rows(LIMITS, cfg)
+
+
+def refuse_without_the_package(cfg: HPConfig) -> None:
+    """Raises ConfigError for what needs HyperParallel; for where it isn't installed and something is to be run."""
+    _refuse_rows(NEED_THE_PACKAGE, cfg)
+
+
+def _refuse_rows(rows: tuple[Limit, ...], cfg: HPConfig) -> None:
     if cfg.model.family not in FAMILIES:
         return
-    for limit in LIMITS:
+    for limit in rows:
         if limit.holds(cfg):
             value = functools.reduce(getattr, limit.path.split("."), cfg)
             raise ConfigError(limit.path, value, limit.why, limit.accepted)

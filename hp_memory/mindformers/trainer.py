@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hp_memory.layout import ActivationPlan
-from hp_memory.mindformers import conflicts, environment
+from hp_memory.mindformers import conflicts, environment, limits, standin
 from hp_memory.mindformers.recorder import Recorder
 from hp_memory.mindformers.trainer_yaml.train_config import train_config
 from hp_memory.models.settings import ParallelSettings
@@ -56,6 +56,8 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
     os.environ.setdefault("LOCAL_DEFAULT_PATH", str(run_dir / "mindformers"))
     config = _config(cfg, run_dir)
     conflicts.refuse(config, with_plan=True)
+    if not standin.installed():
+        limits.refuse_without_the_package(cfg)
     lines = _prepare()
     from mindformers.pynative.trainer.trainer import Trainer
 

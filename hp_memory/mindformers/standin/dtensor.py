@@ -25,6 +25,7 @@ class DTensor(metaclass=_HasMesh):
 
     @staticmethod
     def from_local(local_tensor: Tensor, device_mesh: Any = None, placements: Any = None, **_: Any) -> Tensor:
+        _refuse_spread(device_mesh, "DTensor.from_local")
         return local_tensor
 
 
@@ -43,8 +44,18 @@ class SkipDTensorDispatch:
 
 
 def distribute_tensor(tensor: Tensor, device_mesh: Any = None, placements: Any = None, **_: Any) -> Tensor:
-    """One process holds the whole tensor."""
+    """One process holds the whole tensor.
+
+    Raises:
+        NeedsHyperParallel: for a mesh of several ranks.
+    """
+    _refuse_spread(device_mesh, "distribute_tensor")
     return tensor
+
+
+def _refuse_spread(mesh: DeviceMesh | None, call: str) -> None:
+    if mesh is not None and mesh.size() > 1:
+        raise NeedsHyperParallel(call, "operations on spread tensors are its own")
 
 
 @dataclass

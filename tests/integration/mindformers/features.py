@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import driver
+import routers
 import yaml
 
 MODEL = "qwen3_moe"
@@ -230,7 +231,12 @@ def stage_of(model: object) -> list[int]:
     return sorted({wrapped.layer for wrapped in receipt.wrapped})
 
 
-PARTS = (checkpoints, restarts, plain_yaml, evaluation, refusals, under_parallelism)
+def distributed_routers() -> dict:
+    return routers.main()
+
+
+# The last one changes Tensor.
+PARTS = (checkpoints, restarts, plain_yaml, evaluation, refusals, under_parallelism, distributed_routers)
 
 if __name__ == "__main__":
     driver.prepare()

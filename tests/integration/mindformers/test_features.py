@@ -70,3 +70,13 @@ def test_under_parallelism_the_plan_replaces_apply_ac_before_fsdp(results):
 
 def test_a_pipeline_stage_takes_its_layers_part_of_the_plan(results):
     assert results["under_parallelism"]["stage"] == [1]
+
+
+@pytest.mark.parametrize("output", ["True", "False"], ids=["plain outputs", "distributed outputs"])
+@pytest.mark.parametrize("layout", ["none", "full", "op_exclude", "region_exclude", "chain_exclude"])
+def test_a_plan_changes_no_bit_around_a_distributed_router(results, layout, output):
+    """Under tensor parallelism MindFormers converts distributed tensors in hooks around each router."""
+    found = results["distributed_routers"][output]
+    assert found["plain"]["routers"] == 1
+    assert len(found["plain"]["grads"]) > 20
+    assert found[layout] == found["plain"]
