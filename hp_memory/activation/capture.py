@@ -137,7 +137,7 @@ class Capture:
         return View(known.slot, tuple(tensor.shape), tuple(tensor.stride()), offset)
 
     def _of_node(self, tensor: Tensor) -> Any:
-        """A copy of an input or of a parameter, told by the graph nodes that led to it."""
+        """A copy of an input or of a parameter, identified by the graph nodes that led to it."""
         node, output, cast = tensor._grad_node, tensor._output_index, False
         made_of = None
         while made_of is None:

@@ -128,7 +128,7 @@ def checkpoint_wrapper(
         target: a Cell (a Cell comes back, see :mod:`hp_memory.activation.faces`) or a callable.
         name: used in errors and reports; the class or function name by default.
         early_stop: end a replay as soon as backward has all it needs. The rest of the forward isn't replayed then,
-            and a control flow that changes behind that point goes unseen (and does no harm).
+            and a control flow that changes after that point goes undetected (and does no harm).
         context_fn: returns two context managers, for the forward and for the replay.
 
     Raises:

@@ -31,7 +31,7 @@ def run(cfg: HPConfig) -> int:
 
 
 def _safely(look: Callable[[], list[Finding]]) -> list[Finding]:
-    """A doctor that dies of what it finds helps nobody."""
+    """Reports a failing probe instead of raising."""
     try:
         return look()
     except Exception as error:

@@ -46,7 +46,7 @@ def _match(wanted: Iterable[Expected], held: Iterable[Held]) -> list[dict[str, A
 
 
 def _held_key(held: Held) -> Key:
-    # The block's own entries carry its name alone, the regions' stand behind a slash.
+    # The block's own entries carry its name alone, the regions' follow a slash.
     return held.region.partition("/")[2], tuple(held.shape), held.nbytes, held.reason
 
 

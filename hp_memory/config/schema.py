@@ -180,7 +180,7 @@ def _refuse_unreal_numbers(node: Any, path: str) -> None:
         _refuse_unreal_numbers(value, f"{path}[{i}]")
 
 
-# Beyond these no model or job exists, and a plan with a line for each would only fill the memory.
+# Sanity limits: larger values are mistakes.
 _LARGEST = {"model.num_layers": 10_000, "model.mtp_layers": 1_000}
 # NumPy's and MindSpore's generators take no more.
 _SEEDS, _LARGEST_SEED = ("seed", "train.seed", "data.seed"), 2**32 - 1

@@ -15,7 +15,7 @@ from hp_memory.launch.settings import LaunchSettings
 
 @dataclass(frozen=True)
 class Host:
-    """One node as listed: its name or address, and how many workers it may hold (0: not said)."""
+    """One node as listed: its name or address, and how many workers it may hold (0: unspecified)."""
 
     name: str
     slots: int = 0

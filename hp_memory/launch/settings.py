@@ -64,7 +64,7 @@ class LaunchSettings:
         device: what workers run on; ``auto`` asks each node.
         devices: value of ASCEND_RT_VISIBLE_DEVICES on every node; empty leaves it.
         cluster_time_out: seconds msrun waits for all workers to appear.
-        heartbeat: seconds between signs of life; a side that misses ``lost_after`` seconds of them is given up.
+        heartbeat: seconds between keep-alive messages; a peer silent for ``lost_after`` seconds is considered lost.
         stall_after: seconds without a step before a rank is reported; 0 never.
         stall_ends: end the job when a rank stalls instead of only saying so.
         max_restarts: how often a failed job starts again from its last complete checkpoint.

@@ -87,7 +87,7 @@ def read_reports(run_dir: str | Path, world: int) -> dict[int, dict]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects SIGINT, SIGTERM and SIGHUP instead of dying of them, as far as the caller is the main thread."""
+    """Collects SIGINT, SIGTERM and SIGHUP instead of dying of them, if called from the main thread."""
     received: list[int] = []
     # Under nohup a hang-up is ignored, and stays so.
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
@@ -245,7 +245,7 @@ class _Supervision:
             return Outcome(leftovers=self.leftovers, exit_code=1 if self.leftovers else 0)
         first = failure.first_cause(self.failures)
         if first.kind == failure.TIME_OUT and not first.missing:
-            # Whoever gave up first may be far from the scheduler, which knows best; else it is who didn't give up.
+            # The scheduler's list of lost ranks is the best source; without it, the ranks that reported no time-out.
             silent = set(self.views) - self.timed_out if self.timed_out else set()
             first.missing = tuple(sorted(self.missing or silent))
         return Outcome(

@@ -73,7 +73,7 @@ def make_layout(
             isn't a run of saved regions, or a request to replay routing decisions or split sizes.
     """
     if not name:
-        raise ConfigError(f"{path}.name", name, "is empty: plans and reports are told apart by it")
+        raise ConfigError(f"{path}.name", name, "must not be empty: it identifies plans and reports")
     if default not in ACTIONS:
         raise ConfigError(f"{path}.default", default, "not an action", ACTIONS)
     if keep_outputs and default == "save" and not recompute:

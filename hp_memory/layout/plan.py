@@ -59,7 +59,7 @@ class ActivationPlan:
         return self.fingerprint.regions[self.layers[layer].kind]
 
     def in_words(self) -> str:
-        """The plan layer by layer; layers that fare alike share a line."""
+        """The plan layer by layer; layers that have the same layout share a line."""
         lines: dict[tuple[str, str], list[int]] = {}
         for plan in self.layers:
             words = f"{plan.layout.name}: {plan.layout.in_words(self.regions(plan.layer))}"
@@ -182,7 +182,7 @@ def _override(settings: LayoutSettings, override: LayerOverride, path: str) -> L
         value = getattr(override, name)
         return getattr(settings, name) if value is None else value
 
-    # A new default gives the base layout's exceptions no meaning: only what the override itself says counts then.
+    # If an override changes the default, the base layout's exceptions no longer apply.
     fresh = override.default is not None and override.default != settings.default
     save, recompute, as_one = (
         (getattr(override, n) or []) if fresh else pick(n) for n in ("save", "recompute", "as_one")

@@ -1,4 +1,4 @@
-"""All ranks must run one plan: a collective that only some of them replay would wait for ever."""
+"""All ranks must run one plan: a collective that only some of them replay would wait forever."""
 
 from __future__ import annotations
 

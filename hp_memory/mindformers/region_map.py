@@ -83,7 +83,7 @@ def region_map(model: Any) -> tuple[BlockSites, ...]:
 
 
 def blocks_of(decoder: Any, mtp: Any | None = None) -> tuple[BlockSites, ...]:
-    """The blocks of a decoder (a pipeline stage holds some of them only) and of the MTP layers behind it.
+    """The blocks of a decoder (a pipeline stage holds some of them only) and of the MTP layers after it.
 
     The experts' forward is replaced by an equal one made of methods (see ``mindformers_experts``).
 

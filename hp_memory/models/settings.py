@@ -31,7 +31,7 @@ class ModelSettings:
     ffn_size: int = MISSING
     """Inner width of a dense layer's MLP."""
     first_dense_layers: int = 0
-    """The first so many layers have a dense MLP, the others experts."""
+    """Number of leading layers with a dense MLP; the rest use experts."""
     num_experts: int = MISSING
     top_k: int = MISSING
     """Experts per token."""
@@ -168,7 +168,7 @@ class ParallelSettings:
 
     def _check_model(self, path: str, model: ModelSettings) -> None:
         if set(model.kinds) != {"dense"} and model.num_experts % self.expert:
-            why = f"the model's {model.num_experts} experts can't be spread evenly over so many ranks"
+            why = f"the model's {model.num_experts} experts can't be spread evenly over this many ranks"
             raise ConfigError(f"{path}.expert", self.expert, why, _divisors(model.num_experts))
         if model.family == REFERENCE:
             self._check_reference(path)

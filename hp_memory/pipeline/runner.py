@@ -111,7 +111,7 @@ class RankRunner:
     def _gradient(self, chunk: int, micro: int) -> Tensors:
         if chunk == self.schedule.chunks - 1:
             loss = self.losses[micro]
-            self.losses[micro] = ops.stop_gradient(loss)  # the graph isn't the losses' to keep
+            self.losses[micro] = ops.stop_gradient(loss)  # losses must not keep the graph alive
             return (ops.ones_like(loss) / self.schedule.microbatches,)
         return self._inbox.pop(("B", chunk, micro))
 

@@ -1,4 +1,4 @@
-"""Which uses of a micro-batch's replays share one replay, and when what was replayed is let go.
+"""Which uses of a micro-batch's replays share one replay, and when replayed tensors are released.
 
 MindSpore replays a checkpointed call once per *key*: the number of the engine run, or a session's id where one is set.
 dx and dw are two engine runs, so without a session each block is replayed twice. A session also makes a replay ahead of

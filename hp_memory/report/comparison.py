@@ -117,10 +117,10 @@ def _summary(layouts: Layouts, held: Mapping[str, Mapping[str, float]], differen
             f"{median(ratios):.2f}",
             "yes" if differences[name] is None else "NO",
         ])  # fmt: skip
-    columns = ["layout", "MiB/MoE layer", f"/ {first}", "MiB in all", "RSS grows", "replayed", "ms/step [quartiles]",
+    columns = ["layout", "MiB/MoE layer", f"/ {first}", "MiB total", "RSS growth", "replayed", "ms/step [quartiles]",
                f"/ {first}", "same bits"]  # fmt: skip
     caption = (
-        f"{TAKEN}. RSS grows: MiB the process grows by per forward kept, an independent measure. replayed: regions of "
+        f"{TAKEN}. RSS growth: MiB the process grows by per forward kept, an independent measure. replayed: regions of "
         f"the model that ran again. ms/step: {len(base)} steps of each layout in turns, the ratio of paired steps."
     )
     return Table(f"Layouts side by side ({moe_layers} MoE layers)", columns, rows, caption)
@@ -182,7 +182,7 @@ def _draw(layouts: Layouts, held: Mapping[str, Mapping[str, float]], path: Path)
     regions = sorted({r for by_region in held.values() for r in by_region}, key=_place)
     for i, region in enumerate(regions):
         sizes = [held[name].get(region, 0.0) / 2**20 for name in layouts]
-        # Two runs through the palette are told apart by hatching.
+        # Two runs through the palette are distinguished by hatching.
         axes.bar(list(layouts), sizes, bottom=list(bottoms.values()), label=region, color=f"C{i % 10}",
                  hatch="//" if i >= 10 else None, width=0.6)  # fmt: skip
         bottoms = {name: bottoms[name] + size for name, size in zip(layouts, sizes, strict=True)}

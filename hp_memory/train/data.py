@@ -65,8 +65,8 @@ class MicroBatch:
 class Batches:
     """The micro-batches of each step, as one rank of ``world_size`` sees them.
 
-    Every epoch visits every sequence once, in a new order. Nothing is remembered from step to step, so a resumed run
-    needs the step's number only.
+    Every epoch visits every sequence once, in a new order. No state is carried between steps; resuming needs only the
+    step number.
     """
 
     def __init__(

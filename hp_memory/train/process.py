@@ -126,7 +126,7 @@ def know_own_rank() -> None:
 def require_agreement(digest: str, what: str, world: Group) -> None:
     """Raises RuntimeError on every rank unless all have the same hexadecimal digest.
 
-    Ranks with different plans would replay different collectives and wait for each other for ever.
+    Ranks with different plans would replay different collectives and wait for each other forever.
     """
     own = Tensor(np.frombuffer(bytes.fromhex(digest.ljust(16, "0")[:16]), np.uint8).astype(np.int32))
     everyone = [tuple(part.asnumpy()) for part in devices.collectives().gather_list(own, world)]

@@ -128,7 +128,7 @@ def save(trainer: Trainer, settings: RunSettings, run_dir: Path) -> None:
 
 
 def summary(trainer: Trainer, settings: RunSettings, corpus: Corpus, losses: list[float]) -> dict[str, object]:
-    """What a run says about itself in the end; losses in nats per token."""
+    """Summary of a finished run; losses in nats per token."""
     world, sizes = trainer.groups.world, settings.train
     result: dict[str, object] = {"steps": trainer.step, "unigram_entropy": corpus.unigram_entropy}
     if losses:

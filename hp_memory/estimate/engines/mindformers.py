@@ -374,7 +374,7 @@ class _Model:
         return traced, installed
 
     def record_head(self) -> LayerTrace:
-        """What the last stage runs behind the blocks: norm, MTP's own parts, logits, loss."""
+        """What the last stage runs after the blocks: norm, MTP's own parts, logits, loss."""
         self._open()
         gpt = self.gpt
         cells = {"mtp": gpt.mtp, "output_layer": gpt.output_layer, "norm": gpt.decoder.final_layernorm}

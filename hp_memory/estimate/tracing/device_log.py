@@ -82,7 +82,7 @@ class _Operations(MsDispatchMode):
 
 
 def _mark(words: str) -> None:
-    # Past Python's buffers: the log's own lines must stand before and behind it.
+    # Past Python's buffers: the log's own lines must stand before and after it.
     os.write(2, f"{_MARK} {words}\n".encode())
 
 

@@ -49,7 +49,7 @@ def _product(inputs: Sequence[Shape], output: Shape) -> int:
 
 
 def _grouped(inputs: Sequence[Shape], output: Shape) -> int:
-    """Every row meets one expert's matrix: (R, K) x (G, K, N), or for the weights' gradient (K, R) x (R, N)."""
+    """Each row is multiplied by one expert's matrix: (R, K) x (G, K, N); weights' gradient: (K, R) x (R, N)."""
     x, other = inputs[0], inputs[1]
     if len(other) == 3:
         return 2 * x[0] * other[1] * other[2]

@@ -1,7 +1,7 @@
 """Imports MindFormers without the packages that only its data sets and metrics use: they take two thirds of the time.
 
-While ``left_out`` is active these packages are empty: every name in them is a class that can't be made. Nothing that
-builds or runs a model uses one. What is installed stays as it is for everybody who imports it afterwards.
+While ``left_out`` is active these packages are empty: every name in them is a class that can't be instantiated.
+Nothing that builds or runs a model uses one. What is installed stays as it is for everybody who imports it afterwards.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _future(shape: tuple[int, ...]) -> Tensor:
-    """Minus infinity, nearly, where a position would look ahead: (B, N, S, S)."""
+    """A large negative bias at future positions: (B, N, S, S)."""
     return Tensor(np.broadcast_to(np.triu(np.full(shape[2:], -1e30, np.float32), 1), shape).copy())
 
 

@@ -1,4 +1,4 @@
-"""Moves that MindSpore's CPU kernels do fast: its broadcasts and strided copies take ten times as long as these."""
+"""Data movement that is fast on MindSpore's CPU kernels, whose broadcasts and strided copies are ten times slower."""
 
 from __future__ import annotations
 

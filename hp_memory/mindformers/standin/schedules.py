@@ -97,7 +97,7 @@ def _meta(step: Step) -> MetaStep:
 
 
 def paired(order: Sequence[MetaStep]) -> list[MetaStep]:
-    """The order with each backward that a forward follows as one pair: receives before it, sends behind it."""
+    """The order with each backward that a forward follows as one pair: receives before it, sends after it."""
     done: list[MetaStep] = []
     rest = list(order)
     while rest:

@@ -35,7 +35,7 @@ class _Layer:
         self.spans: list[tuple[str, str]] = []
 
     def key(self, regions: Sequence[str]) -> tuple:
-        """What makes an override; the same for layers that fare alike."""
+        """What makes an override; the same for layers that have the same layout."""
         if self.whole:
             return ("recompute", _named(regions, self.saved), tuple(self.spans))
         return ("save", _named(regions, self.replayed - self.saved), ())
@@ -46,7 +46,7 @@ def _named(regions: Sequence[str], wanted: set[str]) -> tuple[str, ...]:
 
 
 def _settings(layers: list[_Layer], mark: ModelFingerprint) -> LayoutSettings:
-    """One override for all layers of one kind that fare alike."""
+    """One override for all layers of one kind that have the same layout."""
     groups: dict[tuple, list[int]] = {}
     for i, (layer, kind) in enumerate(zip(layers, mark.kinds, strict=True)):
         groups.setdefault((layer.key(mark.regions[kind]), kind), []).append(i)
