@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from omegaconf import MISSING
@@ -47,26 +47,38 @@ def positive_bytes_of(text: Any, path: str) -> int:
 
 @dataclass
 class DeviceSettings:
-    """The device a plan is made for. Speeds only weigh replayed work in a search; no figure of memory uses them."""
+    """The device a plan is made for. The step's time comes from its speeds; no figure of memory uses them."""
 
     name: str = "Ascend 910B, 64 GiB"
     memory: str = "64GiB"
+    peak_teraflops: float = 313.0
+    """Matrix products in the compute dtype at best, for the utilisation."""
     teraflops: float = 280.0
     """Sustained matrix products in the compute dtype."""
     memory_bandwidth: float = 1.2e12
     """Sustained bytes per second that element-wise operations and permutations reach."""
     link_bandwidth: float = 4.0e10
-    """Bytes per second that one rank reaches in an all-to-all."""
+    """Bytes per second that one rank reaches in an all-to-all; taken for the other collectives and messages too."""
     communicator_buffer: str = "200MiB"
     """What one communicator allocates per direction (HCCL_BUFFSIZE); twice this per communicator."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Where each figure is from, for whoever reads the result."""
 
     def validate(self, path: str) -> None:
         """Raises ConfigError for amounts that can't be read or aren't positive."""
         positive_bytes_of(self.memory, f"{path}.memory")
         bytes_of(self.communicator_buffer, f"{path}.communicator_buffer")
-        for name in ("teraflops", "memory_bandwidth", "link_bandwidth"):
+        for name in ("peak_teraflops", "teraflops", "memory_bandwidth", "link_bandwidth"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must be above 0")
+        if self.teraflops > self.peak_teraflops:
+            raise ConfigError(
+                f"{path}.teraflops", self.teraflops, f"is above {path}.peak_teraflops={self.peak_teraflops:g}"
+            )
+        own = [f.name for f in fields(self) if f.name not in ("name", "sources")]
+        for name in self.sources:
+            if name not in own:
+                raise ConfigError(f"{path}.sources.{name}", self.sources[name], "no such figure", own, meant=name)
 
 
 @dataclass
@@ -97,6 +109,8 @@ class EstimateSettings:
     """Runtime, kernels' workspaces and everything outside the allocator."""
     fragmentation: float = 0.05
     """What the allocator loses between blocks, as a share of activations and gradients at the peak."""
+    run_tokens: float = 1.0e12
+    """Tokens of the run whose cost in device hours is said."""
 
     def validate(self, path: str = "estimate") -> None:
         """Raises ConfigError for an assumption that can't be used."""
@@ -112,6 +126,8 @@ class EstimateSettings:
             raise ConfigError(
                 f"{path}.imbalance", self.imbalance, "the fullest rank gets at least the average: 1 or more"
             )
+        if self.run_tokens <= 0:
+            raise ConfigError(f"{path}.run_tokens", self.run_tokens, "must be above 0")
         for name in ("prefetch", "fragmentation"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must not be negative")

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hp_memory.config.estimate import DTYPES, EstimateSettings, bytes_of
+from hp_memory.config.estimate import EstimateSettings, bytes_of
 from hp_memory.estimate.account import terms
 from hp_memory.estimate.account.check import LayerCheck
 from hp_memory.estimate.account.stage import Moment, Unit, moments, unit_of
 from hp_memory.estimate.account.terms import Term
 from hp_memory.estimate.account.worth import NotWorth, not_worth_of
 from hp_memory.estimate.engines.choice import check, trace
+from hp_memory.estimate.times.job import Job, step_time
+from hp_memory.estimate.times.step import StepTime
 from hp_memory.estimate.tracing.record import LayerTrace, ModelTrace
-from hp_memory.estimate.workload import Workload
+from hp_memory.estimate.workload import Workload, hidden_bytes
 from hp_memory.layout import ActivationPlan
 from hp_memory.pipeline.generate import generate
 from hp_memory.pipeline.schedule import Schedule
@@ -88,6 +90,7 @@ class Estimate:
     total_parameters: int
     replay_flops: int
     forward_flops: int
+    time: StepTime
     checks: tuple[LayerCheck, ...] = ()
     notes: tuple[str, ...] = ()
     not_worth: tuple[NotWorth, ...] = ()
@@ -164,11 +167,6 @@ def traces_of_rank(model_trace: ModelTrace, layers: Sequence[int], first: bool, 
     return found
 
 
-def hidden_bytes(work: Workload) -> int:
-    """Bytes of one micro-batch's hidden states."""
-    return work.local_tokens * work.model.hidden_size * DTYPES[work.dtype]
-
-
 def estimate(
     work: Workload,
     plan: ActivationPlan,
@@ -202,10 +200,29 @@ def estimate(
         model_trace.total_parameters,
         sum(_replay_flops(model_trace, plan, layer) for layer in range(len(model_trace.kinds))),
         sum(model_trace.layers[kind].flops("forward") for kind in model_trace.kinds),
+        step_time(job_of(work, model_trace, pipeline, settings), replayed_of(model_trace, plan)),
         tuple(check(work, plan)) if installed else (),
         model_trace.notes,
         tuple(not_worth_of(model_trace.layers, plan)),
     )
+
+
+def job_of(work: Workload, model_trace: ModelTrace, pipeline: PipelineSettings, settings: EstimateSettings) -> Job:
+    """What the step's time depends on beside the layouts."""
+    schedule, chunks = schedule_of(pipeline), chunks_of(pipeline, model_trace)
+    last = len(chunks) - 1
+    traces = []
+    for rank in range(schedule.ranks):
+        own = schedule.chunks_of(rank)
+        layers = [layer for c in own for layer in chunks[c]]
+        traces.append(traces_of_rank(model_trace, layers, 0 in own, last in own))
+    return Job(work, model_trace, schedule, chunks, traces, settings)
+
+
+def replayed_of(model_trace: ModelTrace, plan: ActivationPlan) -> dict[int, tuple[str, ...]]:
+    """The replayed regions of each layer."""
+    regions = {kind: traced.regions for kind, traced in model_trace.layers.items()}
+    return {p.layer: p.layout.replays(regions[p.kind]) for p in plan.layers}
 
 
 def _replay_flops(model_trace: ModelTrace, plan: ActivationPlan, layer: int) -> int:

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from hp_memory.estimate.account.liveness import GRADIENTS
 from hp_memory.estimate.account.stage import Unit
 from hp_memory.estimate.ranks import Estimate, Stage
+from hp_memory.estimate.times import show
 from hp_memory.layout.layers import format_layers
 from hp_memory.pipeline.schedule import Schedule
 from hp_memory.pipeline.simulate import Held, levels
@@ -129,6 +130,7 @@ def summary(found: Estimate) -> str:
         f"fragmentation {s.fragmentation:.0%}, {s.shard} sharding, {s.dtype}",
         f"worst rank {found.worst.rank}: {gib(found.worst.peak)} GiB of {s.device.memory} ({verdict}); "
         f"replayed {found.replayed_share:.1%} of the forward's FLOPs",
+        show.in_words(found.time, s),
         *(f"doesn't pay: {entry.in_words()}" for entry in found.not_worth),
     ])  # fmt: skip
 
@@ -147,6 +149,7 @@ def to_dict(found: Estimate) -> dict[str, Any]:
             {"kind": c.kind, "layout": c.layout, "agrees": c.agrees, "replay_flops": c.replay_flops}
             for c in found.checks
         ],
+        "time": show.to_dict(found.time, found.settings),
         "not_worth": [entry.in_words() for entry in found.not_worth],
         "held": [
             {"layer": name, "region": region, "reason": reason, "bytes": nbytes}
@@ -192,6 +195,12 @@ def timeline_picture(found: Estimate, path: Path) -> Picture:
     axes.legend(fontsize=7, ncols=2, loc="upper left", bbox_to_anchor=(1, 1))
     words = f"Rank {stage.rank}, layout {_layouts(found)}: held after the first {len(shown)} of {len(stage.moments)} "
     return figure_file(figure, path, f"{words}steps of {found.schedule.name}")
+
+
+def _step_picture(found: Estimate, path: Path) -> Picture:
+    worst = found.worst
+    memory = [(worst.static_bytes + m.nbytes) / GIB for m in worst.moments]
+    return show.step_picture(found.time, found.time.replays, memory, worst.rank, path)
 
 
 def _device_line(axes: Axes, nbytes: int) -> None:
@@ -240,10 +249,10 @@ def comparison(found: Sequence[Estimate], path: Path) -> tuple[Table, Picture]:
     names = [_layouts(e) for e in found]
     rows = [
         [name, gib(e.worst.peak), gib(e.worst.static_bytes), gib(e.worst.worst.nbytes), f"{e.replayed_share:.1%}",
-         str(e.worst.rank), "yes" if e.fits else "no"]
+         str(e.worst.rank), "yes" if e.fits else "no", f"{e.time.seconds:.1f}"]
         for name, e in zip(names, found, strict=True)
     ]  # fmt: skip
-    columns = ["layout", "peak GiB", "static GiB", "activations GiB", "replayed FLOPs", "worst rank", "fits"]
+    columns = ["layout", "peak GiB", "static GiB", "activations GiB", "replayed FLOPs", "worst rank", "fits", "step s"]
     figure, axes = new_figure(9, 4)
     axes.bar(names, [e.worst.static_bytes / GIB for e in found], label="parameters, gradients, optimizer, buffers")
     axes.bar(
@@ -265,8 +274,13 @@ def comparison(found: Sequence[Estimate], path: Path) -> tuple[Table, Picture]:
 
 def write(found: Estimate, run_dir: Path) -> list[Table]:
     """Writes ``report.json``, ``report.html`` and the pictures; returns the tables for the terminal."""
-    tables = [t for t in (stage_table(found), term_table(found), region_table(found), check_table(found)) if t]
-    pictures = [timeline_picture(found, run_dir / "timeline.png"), peak_picture(found, run_dir / "peak.png")]
+    tables = [stage_table(found), show.time_table(found.time), term_table(found), region_table(found)]
+    tables += [t for t in (check_table(found), show.speeds_table(found.settings.device)) if t]
+    pictures = [
+        timeline_picture(found, run_dir / "timeline.png"),
+        peak_picture(found, run_dir / "peak.png"),
+        _step_picture(found, run_dir / "step.png"),
+    ]
     (run_dir / "report.json").write_text(json.dumps(to_dict(found), indent=1))
     texts = [Text("Plan", found.plan.in_words()), Text("How far to trust it", ERROR_BAND)]
     texts.append(Text("What was replaced to trace the code", "\n".join(found.notes)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hp_memory.config.estimate import DTYPES
 from hp_memory.estimate.tracing.record import Parameter
 from hp_memory.layout import ModelFingerprint
 from hp_memory.mindformers import families
@@ -61,6 +62,11 @@ class Workload:
         if self.model.family == REFERENCE:
             return fingerprint.fingerprint(self.model)
         return families.fingerprint(self.model, self.parallel)
+
+
+def hidden_bytes(work: Workload) -> int:
+    """Bytes of one micro-batch's hidden states."""
+    return work.local_tokens * work.model.hidden_size * DTYPES[work.dtype]
 
 
 def parameters_of(named: Sequence[tuple[str, Any]], is_expert: Callable[[str], bool]) -> list[Parameter]:

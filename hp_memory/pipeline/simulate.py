@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -81,7 +81,7 @@ class Timeline:
 class _Clock:
     """Runs rows in order, each step as soon as its rank is free and its inputs are there."""
 
-    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+    def __init__(self, schedule: Schedule, costs: Mapping[int, Costs]) -> None:
         self.schedule, self.costs = schedule, costs
         self.kinds = backward_ops(schedule)
         self.ended: dict[Step, float] = {}
@@ -99,7 +99,7 @@ class _Clock:
             return False
         step = row[self.at[rank]]
         start = max([self.free[rank], *(self._arrival(d, rank) for d in needs(step, self.schedule.chunks, self.kinds))])
-        end = start + self.costs.of(step.op)
+        end = start + self.costs[step.chunk].of(step.op)
         self.ended[step], self.free[rank] = end, end
         self.at[rank] += 1
         self.spans.append(Span(rank, step, start, end))
@@ -107,7 +107,7 @@ class _Clock:
 
     def _arrival(self, step: Step, rank: int) -> float:
         away = self.schedule.placement[step.chunk] != rank
-        return self.ended[step] + (self.costs.transfer if away else 0.0)
+        return self.ended[step] + (self.costs[step.chunk].transfer if away else 0.0)
 
     def blocked(self) -> list[int]:
         return [r for r in range(self.schedule.ranks) if self.at[r] < len(self.schedule.rows[r])]
@@ -129,13 +129,17 @@ def _explain_deadlock(clock: _Clock) -> str:
     return "; ".join(words)
 
 
-def run(schedule: Schedule, costs: Costs | None = None) -> Timeline:
+def run(schedule: Schedule, costs: Costs | Mapping[int, Costs] | None = None) -> Timeline:
     """Time the compute steps of a schedule.
+
+    Args:
+        costs: of every chunk, or of each by its number.
 
     Raises:
         ScheduleError: no rank can go on; says who waits for what.
     """
-    clock = _Clock(schedule.only(COMPUTE), costs or Costs())
+    by_chunk = costs if isinstance(costs, Mapping) else dict.fromkeys(range(schedule.chunks), costs or Costs())
+    clock = _Clock(schedule.only(COMPUTE), by_chunk)
     while sum(clock.advance(rank) for rank in range(schedule.ranks)):
         pass
     if clock.blocked():

@@ -13,11 +13,11 @@ from hp_memory.estimate.account.held import free_regions
 from hp_memory.estimate.account.stage import unit_of
 from hp_memory.estimate.account.terms import Term
 from hp_memory.estimate.engines.choice import trace
-from hp_memory.estimate.ranks import Estimate, chunks_of, estimate, hidden_bytes, schedule_of, traces_of_rank
+from hp_memory.estimate.ranks import Estimate, chunks_of, estimate, schedule_of, traces_of_rank
 from hp_memory.estimate.search.options import Ways, replay_costs, ways
 from hp_memory.estimate.search.programme import Choice, Programme, Slot, fixed, situations
 from hp_memory.estimate.tracing.record import LayerTrace
-from hp_memory.estimate.workload import Workload
+from hp_memory.estimate.workload import Workload, hidden_bytes
 from hp_memory.layout import LayerOverride, LayoutSettings, build_plan
 from hp_memory.layout.layers import format_layers
 from hp_memory.pipeline.settings import PipelineSettings
