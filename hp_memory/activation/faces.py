@@ -43,10 +43,20 @@ class _Face(UncompilableCell):
         else:
             super().__setattr__(name, value)
 
+    def __init_subclass__(cls, **_options: Any) -> None:
+        """Registers nothing: the Cell's own ran when its class was made, and a face's class isn't another model."""
+
     def __deepcopy__(self, memo: dict) -> nn.Cell:
         face = self._hp_again(copy.deepcopy(self._hp_target, memo))
         memo[id(self)] = face
         return face
+
+    def __copy__(self) -> nn.Cell:
+        return self._hp_again(copy.copy(self._hp_target))
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple:
+        # The class of a face has no place in its module: a pickle wraps the Cell anew.
+        return self._hp_again, (self._hp_target,)
 
 
 # Where a Cell keeps its hooks; they are made at their first use.
@@ -99,7 +109,7 @@ def _face_class(cls: type, kind: type) -> type:
 
 
 def face(target: nn.Cell, part: Any, again: Callable[[nn.Cell], nn.Cell], own_hooks: bool = False) -> nn.Cell:
-    """Another object for ``target`` whose ``construct`` is ``part.run(args, kwargs)``; ``again`` wraps a deep copy.
+    """Another object for ``target`` whose ``construct`` is ``part.run(args, kwargs)``; ``again`` wraps a copy.
 
     With ``own_hooks`` the Cell's are left to ``part``.
     """

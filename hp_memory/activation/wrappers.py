@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from types import MethodType
 from typing import Any
 
@@ -82,6 +82,12 @@ class _Wrapped(UncompilableCallable):
     def __deepcopy__(self, memo: dict) -> _Wrapped:
         return self._hp_again(copy.deepcopy(self.__wrapped__, memo))
 
+    def __copy__(self) -> _Wrapped:
+        return self._hp_again(copy.copy(self.__wrapped__))
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple:
+        return self._hp_again, (self.__wrapped__,)
+
 
 def _name_of(target: Any) -> str:
     return getattr(target, "__qualname__", None) or type(target).__name__
@@ -136,9 +142,7 @@ def checkpoint_wrapper(
     """
     _check_options(name, early_stop, context_fn)
     options = {"name": name, "early_stop": early_stop, "context_fn": context_fn}
-    return _wrap(
-        target, Boundary(target, name, early_stop, context_fn), lambda other: checkpoint_wrapper(other, **options)
-    )
+    return _wrap(target, Boundary(target, name, early_stop, context_fn), partial(checkpoint_wrapper, **options))
 
 
 def checkpoint_exclude_wrapper(
@@ -165,7 +169,7 @@ def checkpoint_exclude_wrapper(
         raise TypeError(f"save_output must be None, True or False, got {save_output!r}")
     options = {"name": name, "save_output": save_output, "remake_inputs": remake_inputs}
     part = exclude.Region(_region_body(target), owner_of(target), name or _name_of(target), save_output, remake_inputs)
-    return _wrap_region(target, part, lambda other: checkpoint_exclude_wrapper(other, **options))
+    return _wrap_region(target, part, partial(checkpoint_exclude_wrapper, **options))
 
 
 def region(target: Any, *, name: str) -> Any:
@@ -173,22 +177,40 @@ def region(target: Any, *, name: str) -> Any:
     if name is None:
         raise TypeError("a region needs a name: it exists to be reported under it")
     _check_options(name)
-    return _wrap_region(target, _Named(_region_body(target), name), lambda other: region(other, name=name))
+    return _wrap_region(target, _Named(_region_body(target), name), partial(region, name=name))
 
 
-_plans: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+class _Learned:
+    """What was learned of living objects, known by identity: they may be equal to each other, or have no hash."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref, dict]] = {}
+
+    def of(self, owner: Any) -> dict:
+        """What is kept for as long as ``owner`` lives; nothing is where a class with slots allows no weak reference."""
+        key = id(owner)
+        if key not in self._found:
+            try:
+                self._found[key] = weakref.ref(owner, lambda _: self._found.pop(key, None)), {}
+            except TypeError:
+                return {}
+        return self._found[key][1]
+
+
+_plans = _Learned()
 
 
 def checkpoint(fn: Callable, *args: Any, name: str | None = None, early_stop: bool = False, **kwargs: Any) -> Any:
     """Calls ``fn(*args, **kwargs)`` once under a checkpoint.
 
-    What the first forward teaches is kept for as long as ``fn`` (or the Cell a bound method belongs to) lives. A lambda
-    made anew in each step is watched in each step; wrap what is called often instead.
+    What the first forward teaches is kept for as long as ``fn`` (or the object a bound method belongs to) lives. A
+    lambda made anew in each step is watched in each step, and so is a method of a class whose slots leave out
+    ``__weakref__``; wrap what is called often instead.
     """
     _check_options(name, early_stop)
     # A Cell is called as one here, with its hooks; only a face has done that part already.
     boundary = Boundary(fn.__call__ if isinstance(fn, nn.Cell) else fn, name or _name_of(fn), early_stop)
-    known = _plans.setdefault(getattr(fn, "__self__", fn), {})
+    known = _plans.of(getattr(fn, "__self__", fn))
     method = getattr(fn, "__func__", None)  # a bound method is a new object at each access
     boundary.plan = known.get(method)
     out = boundary.run(args, kwargs)

@@ -24,11 +24,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
-from hp_memory.errors import SessionError
+from hp_memory.errors import SessionError, nearest
 from hp_memory.mindspore.private import get_rng_state, set_rng_state
 
 # The package attribute of this name is the public function, so the module has to be asked for.
 from hp_memory.mindspore.private import recompute as _recompute
+from hp_memory.pipeline.settings import SESSIONS
 
 Use = Literal["prefire", "dx", "dw", "whole"]
 FOLLOWS: dict[str, tuple[str, ...]] = {
@@ -47,9 +48,16 @@ class RecomputeSession:
     Args:
         name: says in errors which micro-batch it is.
         rule: ``share``, ``keep``, ``release`` or ``none`` (see the module).
+
+    Raises:
+        SessionError: for another rule.
     """
 
     def __init__(self, name: str, rule: str = "share") -> None:
+        if rule not in SESSIONS:
+            near = nearest(rule, SESSIONS)
+            hint = f"did you mean {near!r}? " if near else ""
+            raise SessionError(f"{name}: no session rule {rule!r}; {hint}accepted: {', '.join(SESSIONS)}")
         self.name, self.rule = name, rule
         self._id = ("hp_memory.pipeline", next(_numbers))
         self._handles: list[Any] = []

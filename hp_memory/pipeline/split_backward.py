@@ -97,7 +97,7 @@ class SplitBackward:
                 hook.remove()
         self._remember(graph, caught, live)
         self._graph, self._outputs, self._inputs = graph, (), ()
-        self._state = "dx done"
+        self._state = "dx"
         return found
 
     def _run_dx(self, graph: _Graph, live: list[tuple[Tensor, Tensor]]) -> Gradients:
@@ -122,23 +122,23 @@ class SplitBackward:
         """Gradients of the weights; None for a weight that no output depends on. Frees the graph.
 
         Raises:
-            SessionError: before dx, or a second time.
+            SessionError: before dx, after a dx that raised, or a second time.
         """
-        self._enter("dx done", "dw")
+        self._enter("dx", "dw")
         graph = self._graph
-        if graph is None:
-            raise SessionError("dw: the graph is gone, since dx failed; run the forward again")
+        assert graph is not None  # dx ended well
         graph.cut_at_boundary()
         try:
             return _engine(self._edges, self._grads, self._weights, retain=False)
         finally:
             self._graph, self._edges, self._grads = None, [], []
+            self._state = "dw"
 
     def _enter(self, expected: str, half: str) -> None:
         if self._state != expected:
-            reason = "before dx" if self._state == "recorded" else f"after {self._state.removesuffix(' done')}"
+            reason = "before dx" if self._state == "recorded" else f"after {self._state}"
             raise SessionError(f"{half} of a split backward called {reason}: dx runs once, then dw once")
-        self._state = f"{half} done"
+        self._state = f"a {half} that raised"
 
 
 class _Catch:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
+import gc
+import pickle
+from typing import ClassVar
 
 import mindspore as ms
 import numpy as np
@@ -54,6 +59,129 @@ class Model(nn.Cell):
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
+
+
+class Small(nn.Cell):
+    """Without the primitives that MindSpore's own layers hold, which can't be pickled."""
+
+    made: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        Small.made.append(cls.__name__)
+
+    def __init__(self):
+        super().__init__()
+        self.w = ms.Parameter(ms.Tensor(np.eye(4, dtype=np.float32) * 2.0), name="w")
+
+    def construct(self, x):
+        return mint.matmul(ops.tanh(x), self.w)
+
+
+class Registered(Small):
+    pass
+
+
+def small_function(x):
+    return x * x
+
+
+WRAPPERS_THAT_PICKLE = {
+    "checkpoint": checkpoint_wrapper,
+    "exclude": checkpoint_exclude_wrapper,
+    "region": functools.partial(region, name="r"),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS_THAT_PICKLE.values(), ids=WRAPPERS_THAT_PICKLE)
+class TestCopies:
+    def test_a_pickle_wraps_anew(self, wrap, steps, tensor):
+        cell = wrap(Small())
+        twin = pickle.loads(pickle.dumps({"first": cell, "again": cell}))
+        assert twin["first"] is twin["again"]
+        twin = twin["first"]
+        assert isinstance(twin, Small)
+        assert type(twin) is type(cell)
+        assert twin.w is not cell.w
+        assert twin.w.name == "w"
+        want = steps.run(cell, tensor(3, 4), weights=[cell.w])
+        assert steps.same(want, steps.run(twin, tensor(3, 4), weights=[twin.w]))
+        function = pickle.loads(pickle.dumps(wrap(small_function)))
+        assert steps.same(steps.run(small_function, tensor(3, 4)), steps.run(function, tensor(3, 4)))
+
+    def test_a_shallow_copy_shares_the_parameters(self, wrap, steps, tensor):
+        cell = wrap(Small())
+        twin = copy.copy(cell)
+        assert type(twin) is type(cell)
+        assert twin is not cell
+        assert twin.w is cell.w
+        want = steps.run(cell, tensor(3, 4), weights=[cell.w])
+        assert steps.same(want, steps.run(twin, tensor(3, 4), weights=[twin.w]))
+        function = copy.copy(wrap(small_function))
+        assert steps.same(steps.run(small_function, tensor(3, 4)), steps.run(function, tensor(3, 4)))
+
+    def test_wrapping_registers_no_second_model(self, wrap):
+        before = list(Small.made)
+        wrap(Registered())
+        assert Small.made == before
+        assert "Registered" in before
+
+
+@dataclasses.dataclass
+class Unhashable:
+    scale: float
+
+    def run(self, x):
+        return ops.tanh(x * self.scale)
+
+
+class SlottedMethods:
+    __slots__ = ("scale",)
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def run(self, x):
+        return ops.tanh(x * self.scale)
+
+
+class TestMethodsUnderCheckpoint:
+    @pytest.mark.parametrize("make", [Unhashable, SlottedMethods])
+    def test_of_classes_without_a_hash_or_a_weak_reference(self, make, steps, tensor):
+        one, other = make(2.0), make(3.0)
+        for _ in range(2):
+            for item in (one, other):
+                want = steps.run(item.run, tensor(3, 4))
+                assert steps.same(want, steps.run(lambda x, run=item.run: checkpoint(run, x), tensor(3, 4)))
+
+    def test_equal_objects_learn_for_themselves(self, steps, tensor):
+        class Equal:
+            def __init__(self, saved):
+                self.part = checkpoint_exclude_wrapper(small_function) if saved else small_function
+
+            def __eq__(self, other):
+                return True
+
+            def __hash__(self):
+                return 1
+
+            def run(self, x):
+                return ops.tanh(self.part(ops.tanh(x)))
+
+        for item in (Equal(False), Equal(True), Equal(False)):
+            want = steps.run(lambda x: ops.tanh(small_function(ops.tanh(x))), tensor(3, 4))
+            assert steps.same(want, steps.run(lambda x, run=item.run: checkpoint(run, x), tensor(3, 4)))
+
+    def test_what_was_learned_dies_with_the_object(self, steps, tensor):
+        from hp_memory.activation.wrappers import _plans
+
+        gc.collect()
+        before, item = len(_plans._found), Unhashable(2.0)
+        steps.run(functools.partial(checkpoint, item.run), tensor(3, 4))
+        assert len(_plans._found) > before
+        del item
+        gc.collect()
+        assert len(_plans._found) == before
 
 
 @each_wrapper
@@ -245,10 +373,10 @@ class TestPlansOfPlainFunctions:
         blocks = [lambda x: ops.tanh(x)]
         for _ in range(2):
             steps.run(lambda x: checkpoint(blocks[0], x), tensor(3, 4))
-        assert wrappers._plans[blocks[0]][None] is not None
-        count = len(wrappers._plans)
+        assert wrappers._plans.of(blocks[0])[None] is not None
+        count = len(wrappers._plans._found)
         blocks.clear()
-        assert len(wrappers._plans) < count
+        assert len(wrappers._plans._found) < count
 
 
 class TestObservation:

@@ -262,3 +262,10 @@ def test_control_without_the_guard_mindspore_rewinds_them():
     assert offset() - start < 16
     first.close()
     second.close()
+
+
+def test_a_misspelt_rule_is_refused_with_the_nearest():
+    from hp_memory.pipeline.session import RecomputeSession
+
+    with pytest.raises(SessionError, match=r"no session rule 'shar'; did you mean 'share'\? accepted: none, share"):
+        RecomputeSession("micro-batch 0", "shar")

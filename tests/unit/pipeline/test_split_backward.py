@@ -146,6 +146,29 @@ def test_a_second_dx_is_refused():
         split.dx((grad,))
 
 
+def test_dw_after_a_dx_that_raised_says_so():
+    from mindspore.common._grad_function import _Function
+
+    from hp_memory.pipeline.split_backward import SplitBackward
+
+    class Fails(_Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ValueError("boom")
+
+    graphs = Graphs()
+    x = graphs.tensor(3, 4)
+    split = SplitBackward(run(lambda x: graphs.middle(Fails.apply(x)), [x]), [x], graphs.weights)
+    with pytest.raises(ValueError, match="boom"):
+        split.dx((graphs.tensor(3, 4),))
+    with pytest.raises(SessionError, match="dw of a split backward called after a dx that raised"):
+        split.dw()
+
+
 def test_a_third_use_is_refused():
     split, grad = split_of_middle()
     split.dx((grad,))
