@@ -1,7 +1,8 @@
 """What the body of an excluded region saves for backward: recognised as something to make again, or kept.
 
-Most packs end at the first look (the input itself: one user-data read and one type check) or at the second (its
-storage). Only what neither knows costs a look at the graph node, constant in time too.
+Most packs end at the first look (the input itself: one user-data read and one type check) or at the second (the graph
+nodes that led to it). Only then a storage's address is asked for, which waits for all that was dispatched, and only
+where it told something before.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mindspore import Parameter, Tensor, nn
 
-from hp_memory.activation import elision, native, observing
+from hp_memory.activation import marks, native, observing
 from hp_memory.activation.frames import Frame
 from hp_memory.activation.recipes import Copy, OfParameter, Slot, View
 from hp_memory.activation.trees import Path, call_tensors
@@ -39,7 +40,8 @@ class Input(NamedTuple):
     tensor: Tensor
     slot: Slot | None
     version: int
-    storage: int
+    node: tuple[int, int] | None
+    storage: int | None
     attributes: dict | None
 
 
@@ -62,17 +64,15 @@ class Capture:
         self.frame = frame
         self.region = region
         self.invocation = frame.invocation
-        self.findings: list[Finding] | None = [] if frame.reads is not None else None
+        self.findings: list[Finding] | None = [] if frame.watch is not None else None
         self.marks: list[_Mark] = []
+        self.foreign: set[tuple] = set()
+        self.packs = 0
         self.inputs = self._mark(args, kwargs)
-        self.storages = {item.storage: item for item in self.inputs.values() if item.slot is not None and item.storage}
+        self.parameters = [(c, n) for c, n in region.parameters() if c._params.get(n) is not None]
         self.touched: set[int] = set()  # storages that an operation was seen to write
         self.nodes: dict | None = None
-        for cell, name in region.parameters():
-            parameter = cell._params.get(name)
-            if parameter is not None:
-                # Addresses are null on the meta device, where nothing may be recognised by them.
-                self.storages[parameter.untyped_storage().data_ptr() or -id(parameter)] = (cell, name)
+        self.storages: dict | None = None
 
     def _mark(self, args: tuple, kwargs: dict) -> dict[int, Input]:
         """Puts a slot on every input that a replay of this block makes again."""
@@ -82,13 +82,15 @@ class Capture:
                 continue
             slot = None
             # A replay doesn't run the region that made this one: it has to be kept here. So its record needn't be.
-            if self.region.remake_inputs and elision.produced(tensor, self.invocation.token) is None:
+            if self.region.remake_inputs and marks.produced(tensor, self.invocation.token) is None:
                 slot = Slot(self.invocation, 0)
                 mark = _Mark(self, slot, tensor._version)
                 self.marks.append(mark)
                 tensor._set_user_data(_MARK, mark)
-            storage, noted = tensor.untyped_storage().data_ptr(), tensor.__dict__
-            inputs[id(tensor)] = Input(path, tensor, slot, tensor._version, storage, dict(noted) if noted else None)
+            asked = self.frame.watch is not None or path in self.region.blind
+            storage = tensor.untyped_storage().data_ptr() if asked else None
+            noted = dict(tensor.__dict__) if tensor.__dict__ else None
+            inputs[id(tensor)] = Input(path, tensor, slot, tensor._version, node_of(tensor), storage, noted)
         return inputs
 
     def written(self, target: Tensor) -> None:
@@ -103,11 +105,12 @@ class Capture:
         for mark in self.marks:
             mark.capture = mark.slot = None
         self.storages = self.nodes = self.frame = self.invocation = None
-        self.inputs = {}
+        self.inputs, self.parameters = {}, []
 
     def settle(self) -> None:
         """The body ended well: what it was seen to save is what to look for next time."""
         self.region.settle_parameters()
+        self.region.foreign |= self.foreign
         if self.findings is not None:
             self.region.findings = self.findings
 
@@ -117,13 +120,27 @@ class Capture:
             slot = mark.slot
             slot.uses += 1
             return self._note(slot, tensor, "made again by the replay")
-        known = self.storages.get(tensor.untyped_storage().data_ptr())
-        recipe = self._of_storage(tensor, known) if known is not None else self._of_node(tensor)
+        recipe = self._of_node(tensor) or self._of_storage(tensor)
         if recipe is not None:
             return self._note(recipe, tensor, _HOW[type(recipe)])
         return self._keep(tensor)
 
-    def _of_storage(self, tensor: Tensor, known: Any) -> Any:
+    def _of_storage(self, tensor: Tensor) -> Any:
+        """A view of an input, or a parameter, told by the address.
+
+        A place of the body whose tensor lay in no known storage once isn't asked again: what it saves is kept.
+        """
+        remade = tuple(item.slot is not None for item in self.inputs.values())
+        place = (self.packs, tensor._grad_node.name() if tensor._grad_node is not None else None, remade)
+        self.packs += 1
+        if place in self.region.foreign:
+            return None
+        if self.storages is None:
+            self.storages = self._by_storage()
+        known = self.storages.get(tensor.untyped_storage().data_ptr())
+        if known is None:
+            self.foreign.add(place)
+            return None
         if type(known) is not Input:
             cell, name = known
             self.region.uses_parameter(cell, name)
@@ -137,9 +154,11 @@ class Capture:
         return View(known.slot, tuple(tensor.shape), tuple(tensor.stride()), offset)
 
     def _of_node(self, tensor: Tensor) -> Any:
-        """A copy of an input or of a parameter, identified by the graph nodes that led to it."""
+        """A parameter, or a copy of one or of an input, identified by the graph nodes that led to it."""
         node, output, cast = tensor._grad_node, tensor._output_index, False
-        made_of = None
+        if node is None:
+            return None
+        made_of = self._by_node().get((node._unique_id(), output))
         while made_of is None:
             name = node.name() if node is not None else None
             if name == "Cast":
@@ -154,19 +173,28 @@ class Capture:
         if type(made_of) is not Input:
             self.region.uses_parameter(*made_of)
             return OfParameter(*made_of, tuple(tensor.shape), tensor.dtype)
-        if cast or made_of.tensor.size != tensor.size:
+        if cast or made_of.tensor.size != tensor.size or made_of.tensor._version != made_of.version:
             return None
         made_of.slot.uses += 1
         return Copy(made_of.slot, tuple(tensor.shape))
 
     def _by_node(self) -> dict:
         if self.nodes is None:
-            self.nodes = {}
-            for known in self.storages.values():
-                tensor = known.tensor if type(known) is Input else known[0]._params[known[1]]
-                if tensor._grad_node is not None:
-                    self.nodes[tensor._grad_node._unique_id(), tensor._output_index] = known
+            known = [(cell._params[name], (cell, name)) for cell, name in self.parameters]
+            known += [(item.tensor, item) for item in self.inputs.values() if item.slot is not None]
+            self.nodes = {node: what for tensor, what in known if (node := node_of(tensor)) is not None}
         return self.nodes
+
+    def _by_storage(self) -> dict:
+        """Addresses are null on the meta device, where nothing may be recognised by them."""
+        inputs = [item for item in self.inputs.values() if item.slot is not None]
+        same = [item for item in inputs if node_of(item.tensor) == item.node and item.tensor._version == item.version]
+        known: dict = {item.tensor.untyped_storage().data_ptr(): item for item in same}
+        known.pop(0, None)
+        for cell, name in self.parameters:
+            parameter = cell._params[name]
+            known[parameter.untyped_storage().data_ptr() or -id(parameter)] = (cell, name)
+        return known
 
     def _note(self, recipe: Any, tensor: Tensor, how: str) -> Any:
         if self.findings is not None:
@@ -187,7 +215,8 @@ class Capture:
 
     def _reason(self, tensor: Tensor) -> str:
         storage = tensor.untyped_storage().data_ptr()
-        if not self.region.remake_inputs and any(item.storage == storage for item in self.inputs.values()):
+        inputs = (item.tensor.untyped_storage().data_ptr() for item in self.inputs.values())
+        if not self.region.remake_inputs and storage in inputs:
             return "input not rebuildable"
         node = tensor._grad_node
         return "backend copied it" if node is not None and node.name() == "Contiguous" else "saved for backward"
@@ -203,6 +232,12 @@ _HOW = {
     Copy: "made again as a copy of an input",
     OfParameter: "read from the parameter",
 }
+
+
+def node_of(tensor: Tensor) -> tuple[int, int] | None:
+    """The graph node and output that made ``tensor``; a write through an index gives a tensor another one."""
+    node = tensor._grad_node
+    return (node._unique_id(), tensor._output_index) if node is not None else None
 
 
 def owner_of(target: Any) -> nn.Cell | None:

@@ -1,152 +1,173 @@
-"""Which outputs of excluded regions a replay reads: learned in the first forward, kept or elided, and proven.
+"""What was learned of a block's saved regions: which outputs a replay needs, by the sequence in which they are called.
 
-A replay hands out the kept output of an excluded region instead of running it. If only other excluded regions take
-that output, nobody reads its values in a replay, and keeping it is waste: of a chain only the last output is read.
-The first forward of a block is watched, and an output that nothing outside excluded regions reads is elided from then
-on, the first forward included.
-
-The proof is the stand-in that a replay hands out for an elided output: a tensor of its shape and dtype on the meta
-device. Everything that reads a value raises on it.
+The first forward is watched. A later forward that calls the same regions in the same order drops the outputs that the
+watched one didn't need, each after the last saved call that was given it. A forward that takes another way keeps
+everything from where it leaves the known ones, and the next forward is watched again.
 """
 
 from __future__ import annotations
 
-import os
-import traceback
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor
 
-from hp_memory.activation.frames import Frame
+from hp_memory.activation import marks
+from hp_memory.activation.liveness import Needs, Output
 from hp_memory.errors import ReplayError
 
-_PRODUCED = "hp_memory_produced"
-# What MindSpore says when the host reads a meta tensor. A failed operation is known by the tensor itself.
-_META_WORDS = ("src:meta", "meta tensor")
+if TYPE_CHECKING:
+    from hp_memory.activation.records import Record
+    from hp_memory.activation.watching import Watch
+
+_MOST_PATHS = 16  # ways through one block that are learned; a forward on any other keeps what it can't be sure of
 
 
-class _Produced:
-    """Mark on a live output: which excluded call of which invocation made it. Holds neither."""
+class Path:
+    """The saved calls of one watched forward, in order, and what became of their outputs.
 
-    __slots__ = ("key", "token")
+    Attributes:
+        regions: weak, because plans of plain functions are kept by function and regions hold the Cell they belong to.
+        leaves: number of output tensors of each call.
+        kept: outputs that a replay needs.
+        until: of the others, see ``marks.Ghost``.
+        drops: outputs to drop when so many calls have been made.
+    """
 
-    def __init__(self, token: object, key: tuple[int, int]) -> None:
-        self.token = token
-        self.key = key  # (record, leaf)
+    def __init__(self, records: list[Record], needs: Needs) -> None:
+        self.regions = [weakref.ref(record.region) for record in records]
+        self.leaves = [record.leaves for record in records]
+        self.kept = set(needs.readers)
+        self.until = {output: needs.until.get(output, 0) for output in outputs_of(records) if output not in self.kept}
+        self.dead = needs.dead
+        self.released = {output: max(needs.released.get(output, 0), output[0] + 1) for output in self.until}
+        self.drops = self._by_call()
 
+    def _by_call(self) -> list[list[Output]]:
+        drops: list[list[Output]] = [[] for _ in range(len(self.regions) + 1)]
+        for output in self.until:
+            drops[self.released[output]].append(output)
+        return drops
 
-def mark(frame: Frame, tensor: Tensor, record: int, leaf: int) -> None:
-    """Marks an output, and where the forward is watched also notes the graph node that made it."""
-    tensor._set_user_data(_PRODUCED, _Produced(frame.invocation.token, (record, leaf)))
-    if frame.reads is None:
-        return
-    node = tensor._grad_node
-    if node is None:
-        # The copy that a kernel gets of a view carries neither mark nor node, so a read could go unseen: keep it.
-        frame.reads[record, leaf] = None
-    else:
-        frame.nodes[node._unique_id(), tensor._output_index] = (record, leaf)
+    def keep(self, output: Output) -> None:
+        """A replay needs this one after all."""
+        self.kept.add(output)
+        self.until.pop(output, None)
 
+    def takes_the_way_of(self, other: Path) -> bool:
+        return self.leaves == other.leaves and [ref() for ref in self.regions] == [ref() for ref in other.regions]
 
-def read_by(frame: Frame, tensor: Tensor) -> tuple[int, int] | None:
-    """(record, leaf) of the output that an operation reads when it takes ``tensor``."""
-    key = produced(tensor, frame.invocation.token)
-    if key is None and tensor._grad_node is not None and tensor._grad_node.name() == "Contiguous":
-        # A view is copied on its way into the operation, and the mark stays behind.
-        node, output = tensor._grad_node.next_functions[0]
-        key = frame.nodes.get((node._unique_id(), output)) if node is not None else None
-    return key
+    def join(self, other: Path) -> None:
+        """Adds what another watched forward on this very path needed."""
+        for output in other.kept:
+            self.keep(output)
+        for output in self.until:
+            self.until[output] = max(self.until[output], other.until[output])
+            self.released[output] = max(self.released[output], other.released[output])
+        self.dead |= other.dead
+        self.drops = self._by_call()
 
-
-def produced(tensor: Tensor, token: object) -> tuple[int, int] | None:
-    """(record, leaf) if an excluded region of this very invocation made ``tensor``."""
-    found = tensor._get_user_data(_PRODUCED)
-    return found.key if type(found) is _Produced and found.token is token else None
+    def leads_to(self, index: int, record: Record) -> bool:
+        """Whether this path's call ``index`` is the one that ``record`` was made by."""
+        return (
+            index < len(self.regions) and self.regions[index]() is record.region and self.leaves[index] == record.leaves
+        )
 
 
 class Plan:
-    """Per excluded call of a block, in order: the region, and for each output leaf whether a replay reads it."""
+    """Every path that was learned of one block."""
 
-    def __init__(self, records: list, reads: dict[tuple[int, int], str]) -> None:
-        # Weak, because plans of plain functions are kept by function and regions hold the Cell they belong to.
-        self.regions = [weakref.ref(record.region) for record in records]
-        self.read = [tuple((i, leaf) in reads for leaf in range(record.leaves)) for i, record in enumerate(records)]
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+        self.dead: frozenset[str] = frozenset()
+        self._strayed = False
 
-    def needed(self, index: int, region: Any, leaves: int) -> tuple[bool, ...] | None:
-        """Which leaves of this call to keep; None (all) where the calls aren't the ones that were learned."""
-        if index < len(self.regions) and self.regions[index]() is region and len(self.read[index]) == leaves:
-            return self.read[index]
-        return None
+    @property
+    def wants_watch(self) -> bool:
+        """Whether the next forward is to be watched."""
+        return not self.paths or (self._strayed and len(self.paths) < _MOST_PATHS)
+
+    def learn(self, path: Path) -> None:
+        self._strayed = False
+        known = next((known for known in self.paths if known.takes_the_way_of(path)), None)
+        if known is None:
+            self.paths.append(path)
+        else:
+            known.join(path)
+        self.dead |= path.dead
+
+    def strayed(self) -> None:
+        self._strayed = True
 
 
-def settle(frame: Frame) -> None:
-    """End of a forward that learned: fixes the plan and elides what this forward still holds."""
-    if frame.reads is None:
-        return
-    records = frame.invocation.records
-    for (index, _), reader in frame.reads.items():
+class Course:
+    """Where a forward is on the learned paths; drops outputs as they confirm that no replay needs them."""
+
+    def __init__(self, plan: Plan, records: list[Record], guarded: dict) -> None:
+        self.plan = plan
+        self.records = records
+        self.guarded = guarded  # what is checked for writes at the end of the forward, by output
+        self.paths = list(plan.paths)
+
+    def called(self) -> None:
+        """A saved region was called and has left its record."""
+        index = len(self.records) - 1
+        self.paths = [path for path in self.paths if path.leads_to(index, self.records[index])]
+        if not self.paths:
+            return
+        for output in self.paths[0].drops[index + 1]:
+            if all(output in path.until for path in self.paths):
+                self._drop(output, max(path.until[output] for path in self.paths))
+
+    def saved(self, tensor: Tensor, token: object) -> None:
+        """A replayed operation saves ``tensor``: if that is an output the learned paths didn't need, it is kept now."""
+        output = marks.produced(tensor, token)
+        if output is not None:
+            for path in self.paths:
+                path.keep(output)
+            self.records[output[0]].restore(output[1], tensor)
+
+    def end(self) -> None:
+        """The forward ended: on a known path, or not."""
+        ended = [path for path in self.paths if len(path.regions) == len(self.records)]
+        if not ended:
+            self.plan.strayed()
+            return
+        for output, until in ended[0].until.items():
+            self._drop(output, until)
+
+    def _drop(self, output: Output, until: int) -> None:
+        self.guarded.pop(output, None)
+        self.records[output[0]].drop(output[1], until)
+
+
+def outputs_of(records: list[Record]) -> list[Output]:
+    return [(index, leaf) for index, record in enumerate(records) for leaf in range(record.leaves)]
+
+
+def learn(watch: Watch, records: list[Record], plan: Plan, guarded: dict) -> None:
+    """End of a watched forward: adds its path to the plan, and drops what this forward still holds for nothing."""
+    needs = watch.trace.settle(outputs_of(records))
+    for (index, _), reader in needs.readers.items():
         if reader is not None and records[index].region.save_output is False:
             raise ReplayError(
                 f"excluded region {records[index].region.name} has save_output=False, but {reader} reads its output "
                 "outside excluded regions and will be replayed; leave save_output out"
             )
-    plan = frame.invocation.boundary.plan = Plan(records, frame.reads)
-    for record, read in zip(records, plan.read, strict=True):
-        record.elide(read)
+    path = Path(records, needs)
+    plan.learn(path)
+    for output, until in path.until.items():
+        guarded.pop(output, None)
+        records[output[0]].drop(output[1], until)
 
 
-class StandIn:
-    """An elided output: the shape and dtype of the tensor it was, on the meta device."""
-
-    __slots__ = ("template",)
-
-    def __init__(self, output: Tensor) -> None:
-        self.template = output.to("meta")
-
-    def lend(self, frame: Frame, region: Any) -> Tensor:
-        """A tensor for one replay. Never shared: after a failed read MindSpore turns the object into zeros."""
-        lent = self.template.data
-        frame.lent.append((lent, region))
-        return lent
-
-
-def check_unread(frame: Frame) -> None:
-    """End of a replay: raises if something read a stand-in and the error was swallowed on the way."""
-    read = _first_read(frame)
-    if read is not None:
-        raise ReplayError(_complaint(read, "a replayed operation"))
-
-
-def explain(frame: Frame, error: Exception) -> None:
-    """Turns MindSpore's error about a stand-in into one that names the region and the reader."""
-    if not frame.lent or isinstance(error, ReplayError):
-        return
-    read = _first_read(frame)
-    if read is not None or any(words in str(error) for words in _META_WORDS):
-        raise ReplayError(_complaint(read, _line_of(error))) from error
-
-
-def _first_read(frame: Frame) -> Any:
-    """The region whose stand-in is no longer one: the failed read gave it a storage."""
-    return next((region for lent, region in frame.lent if lent.data_ptr() != 0), None)
-
-
-def _complaint(region: Any, reader: str) -> str:
-    name = region.name if region else "an excluded region"
-    return (
-        f"{reader} reads the output of {name} in a replay, but only excluded regions read it in the first forward, so "
-        "it wasn't kept: control flow changed between forward and replay, or since the first step (then give that "
-        "region save_output=True)"
-    )
-
-
-def _line_of(error: Exception) -> str:
-    """The innermost line of the error that is neither MindSpore's nor this package's."""
-    own = os.path.dirname(__file__)
-    lines = [
-        line
-        for line in traceback.extract_tb(error.__traceback__)
-        if os.path.dirname(line.filename) != own and "mindspore" not in line.filename.split(os.sep)
+def describe(plan: Plan) -> list[tuple[Any, list[bool]]]:
+    """(region, whether each of its outputs is kept) for the calls of the longest learned path."""
+    path = max(plan.paths, key=lambda path: len(path.regions), default=None)
+    if path is None:
+        return []
+    calls = [
+        (ref(), [(index, leaf) in path.kept for leaf in range(path.leaves[index])])
+        for index, ref in enumerate(path.regions)
     ]
-    return f"{lines[-1].filename}:{lines[-1].lineno} `{lines[-1].line}`" if lines else "a replayed operation"
+    return [(region, kept) for region, kept in calls if region is not None]

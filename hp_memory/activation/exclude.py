@@ -8,8 +8,8 @@ from typing import Any
 
 from mindspore import Tensor, nn
 
-from hp_memory.activation import elision, frames, native, observing, writing
-from hp_memory.activation.capture import Capture, Finding, Input, parameters_of
+from hp_memory.activation import frames, marks, native, observing, random_state, writing
+from hp_memory.activation.capture import Capture, Finding, Input, node_of, parameters_of
 from hp_memory.activation.distributed import Part, can_be_made_again, is_distributed
 from hp_memory.activation.recipes import unpack
 from hp_memory.activation.records import Binding, Parts, Passed, Record, without_graph
@@ -30,7 +30,8 @@ class Region:
         self.save_output = save_output
         self.remake_inputs = remake_inputs
         self.findings: list[Finding] = []
-        self.blind: set[Path] = set()  # inputs that the body writes without a trace on the tensor
+        self.blind: set[Path] = set()  # inputs that the body was seen to write, maybe without a trace on the tensor
+        self.foreign: set[tuple] = set()  # see Capture._of_storage
         self._used: dict[tuple[int, str], tuple[nn.Cell, str]] | None = None
 
     def run(self, args: tuple, kwargs: dict) -> Any:
@@ -87,19 +88,28 @@ def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> 
     written = [item for item in inputs.values() if _is_written(item, capture)]
     bindings = [_bind(frame, item, region, written) for item in inputs.values() if item.slot and item.slot.uses]
     values = [Passed(inputs[id(t)].path) if id(t) in inputs else _kept(t, region) for t in parts.outputs]
-    record, index = Record(region, bindings, parts, values), len(invocation.records)
+    record = Record(region, bindings, parts, values)
     record.writes = [_write(item, capture) for item in written]
     invocation.records.append(record)
     frame.shared += [(was, now, region) for now, was in parts.shared]
     capture.settle()
-    read = invocation.boundary.plan.needed(index, region, len(values)) if invocation.boundary.plan else None
-    if read is not None:
-        record.elide(read)
-    for leaf, tensor in enumerate(parts.outputs):
-        if id(tensor) not in inputs:
-            elision.mark(frame, tensor, index, leaf)
-            if not isinstance(values[leaf], elision.StandIn):
-                frame.guarded.append((tensor, tensor._version, region, "an output"))
+    made = [(leaf, tensor) for leaf, tensor in enumerate(parts.outputs) if id(tensor) not in inputs]
+    _learn(frame, capture, made, written)
+
+
+def _learn(frame: frames.Frame, capture: Capture, made: list[tuple[int, Tensor]], written: list[Input]) -> None:
+    """Tells the watch of the call, or lets what was learned decide about its outputs."""
+    invocation, region = frame.invocation, capture.region
+    index = len(invocation.records) - 1
+    if frame.watch is not None:
+        rewritten = {id(item) for item in written}
+        given = [(i.tensor, id(i) in rewritten or bool(i.slot and i.slot.uses)) for i in capture.inputs.values()]
+        frame.watch.called(index, given, made)
+    for leaf, tensor in made:
+        marks.put(tensor, marks.Made(invocation.token, (index, leaf), frame.watch))
+        frame.outputs[index, leaf] = (tensor, tensor._version, region, "an output")
+    if frame.course is not None:
+        frame.course.called()
 
 
 def _kept(tensor: Tensor, region: Region) -> Tensor | Part:
@@ -119,14 +129,18 @@ def _new_attributes(item: Input) -> dict | None:
 
 def _is_written(item: Input, capture: Capture) -> bool:
     """The body wrote into this input; also where only the operation said so, in the first forward."""
-    if _has_moved(item) or item.tensor._version != item.version:
-        return True
-    if item.storage in capture.touched:
+    if _has_moved(item) or item.tensor._version != item.version or item.storage in capture.touched:
         capture.region.blind.add(item.path)
     return item.path in capture.region.blind
 
 
 def _has_moved(item: Input) -> bool:
+    """The tensor has another storage than before. Addresses, which wait, are asked for where a write was seen before.
+
+    Elsewhere an index assignment is known by the graph node that it leaves.
+    """
+    if item.storage is None:
+        return item.tensor._version == item.version and node_of(item.tensor) != item.node
     return item.tensor.untyped_storage().data_ptr() != item.storage
 
 
@@ -152,7 +166,7 @@ def _bind(frame: frames.Frame, item: Input, region: Region, written: list[Input]
             f"excluded region {region.name} writes its input {spell(item.path)} in place and saves it: a replay only "
             "has the value from before; clone the input in the region, or don't exclude it"
         )
-    if frame.reads is not None:
+    if frame.watch is not None:
         writing.mark_saved(tensor, frame.invocation.token, f"excluded region {region.name}")
     return Binding(item.path, weakref.ref(item.slot), _layout(tensor))
 
@@ -167,10 +181,11 @@ def _replayed(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) ->
         slot = binding.slot()
         if slot is not None:
             tensor = _find(binding, region, args, kwargs)
+            frame.shade.check(tensor, f"excluded region {region.name}")
             slot.fill(native.detached(tensor))
             frame.bound.append((tensor, tensor._version, region))
     # The body would have drawn from the generator here.
-    native.set_rng_state(record.rng)
+    random_state.restore(record.rng)
     frame.inside = region
     try:
         return record.hand_out(frame, args, kwargs)

@@ -7,7 +7,13 @@ on a thread that never saw the forward, and the replay opens its own frame there
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hp_memory.activation.elision import Course
+    from hp_memory.activation.shading import Shade
+    from hp_memory.activation.watching import Watch
+    from hp_memory.errors import ReplayError
 
 
 class Frame:
@@ -16,16 +22,18 @@ class Frame:
     __slots__ = (
         "bound",
         "capture",
+        "course",
         "cursor",
+        "failure",
         "guarded",
         "inside",
         "invocation",
-        "lent",
-        "nodes",
+        "outputs",
         "packed",
-        "reads",
         "replaying",
+        "shade",
         "shared",
+        "watch",
     )
 
     def __init__(self, invocation: Any, replaying: bool) -> None:
@@ -38,11 +46,11 @@ class Frame:
         self.guarded: list = []  # forward: (tensor, version, region, what), checked at the end
         self.bound: list = []  # replay: (tensor, version, excluded region or None) of what it gave, checked at the end
         self.shared: list = []  # forward: (copy, object, region) of outputs handed out as they are, checked at the end
-        self.lent: list = []  # replay: (stand-in, region) handed out for elided outputs
-        # Watched forward: (record, leaf) of an output -> what reads it outside regions, None if something may unseen;
-        # and (node, output) -> (record, leaf), to know copies of views by the node that made the view.
-        self.reads: dict | None = None
-        self.nodes: dict | None = None
+        self.outputs: dict = {}  # as ``guarded``, for the outputs that are still kept, by (record, leaf)
+        self.watch: Watch | None = None  # of a forward that learns
+        self.course: Course | None = None  # of a forward that goes by what was learned
+        self.shade: Shade | None = None  # of a replay
+        self.failure: ReplayError | None = None  # replay: raised in the end, whatever became of it on the way
 
 
 class _Stack(threading.local):

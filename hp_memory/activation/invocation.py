@@ -7,10 +7,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hp_memory.activation import elision, frames, native, observing, watching, writing
+from hp_memory.activation import elision, frames, native, observing, random_state, writing
 from hp_memory.activation.distributed import Shell, can_be_made_again
 from hp_memory.activation.recipes import Slot, unpack
+from hp_memory.activation.shading import Shade
 from hp_memory.activation.trees import call_tensors, difference
+from hp_memory.activation.watching import Watch
 from hp_memory.errors import ReplayError
 
 
@@ -32,11 +34,12 @@ class Invocation(native.RecomputeHandle):
         self.slots: list[weakref.ref] = []  # in the order the forward saved
         self.records: list = []  # excluded calls, in order
         self.held_by_session = False
-        self.operations: list[str] | None = None  # names of the watched forward's, outside excluded regions
+        self.saved: list[tuple] = []  # (shape, dtype) of what the forward saved, slot by slot
+        self.operations: list[str | None] | None = None  # what saved each slot, if the forward was watched
         self.outputs: list | None = None  # (shape, dtype) of what the forward returned
         self.token = object()
         self.contexts = boundary.context_fn() if boundary.context_fn else None
-        self.rng = native.get_rng_state()
+        self.rng = random_state.here()
         self.amp = native.get_curr_amp_strategy()
         self.modes = [cell.training for cell in boundary.cells]
         self._keep_inputs(args, kwargs)
@@ -76,37 +79,48 @@ class Invocation(native.RecomputeHandle):
 
     def forward(self, args: tuple, kwargs: dict) -> Any:
         """Runs the call, keeping slots in place of what it saves outside excluded regions."""
-        frame = frames.Frame(self, replaying=False)
-        slots = self.slots
-
-        def pack(tensor: Any) -> Slot:
-            if frame.reads is not None:
-                writing.mark_saved(tensor, self.token, self.boundary.name)
-            slot = Slot(self, 1)
-            slots.append(weakref.ref(slot))
-            return slot
-
+        frame, plan = frames.Frame(self, replaying=False), self.boundary.plan
+        watched: contextlib.AbstractContextManager = contextlib.nullcontext()
+        if plan.wants_watch:
+            watched = frame.watch = Watch(frame, (tensor for _, tensor in call_tensors(args, kwargs)))
+            self.operations = frame.watch.slot_operations
+        else:
+            frame.course = elision.Course(plan, self.records, frame.outputs)
         before = frames.enter(frame)
         try:
-            with native.hooks(pack, unpack), self._watch(frame), _first(self.contexts):
+            with native.hooks(self._slot_maker(frame), unpack), watched, _first(self.contexts):
                 out = self.boundary.fn(*args, **kwargs)
-            elision.settle(frame)
-            _check_unwritten(frame.guarded)
+            if frame.watch is not None:
+                elision.learn(frame.watch, self.records, plan, frame.outputs)
+            else:
+                frame.course.end()
+            _check_unwritten([*frame.guarded, *frame.outputs.values()])
             _check_unchanged(frame.shared)
         finally:
             frames.leave(before)
-            frame.guarded.clear()  # holds the graph, which holds the hooks, which hold the frame
+            # These hold the graph, which holds the hooks, which hold the frame.
+            frame.guarded.clear()
+            frame.outputs.clear()
+            frame.watch = frame.course = None
         self.outputs = _shapes(out)
         self.forward_completed = True
         return out
 
-    def _watch(self, frame: frames.Frame) -> contextlib.AbstractContextManager:
-        """Watches the first forward of a block, so that its replay can be held against it."""
-        if self.boundary.plan is not None:
-            return contextlib.nullcontext()
-        watch = watching.Watch(frame)
-        self.operations = watch.names
-        return watch
+    def _slot_maker(self, frame: frames.Frame) -> Callable:
+        slots, saved, token = self.slots, self.saved, self.token
+
+        def pack(tensor: Any) -> Slot:
+            if frame.watch is not None:
+                frame.watch.saved(tensor)
+                writing.mark_saved(tensor, token, self.boundary.name)
+            elif frame.course is not None:
+                frame.course.saved(tensor, token)
+            slot = Slot(self, 1)
+            slots.append(weakref.ref(slot))
+            saved.append((tensor.shape, tensor.dtype))
+            return slot
+
+        return pack
 
     # -- replay ----------------------------------------------------------------------------------------------------
 
@@ -150,34 +164,33 @@ class Invocation(native.RecomputeHandle):
             if slot is not None:
                 slot.value = None
 
-    def _retrace(self, frame: frames.Frame) -> contextlib.AbstractContextManager:
-        if self.operations is None:
-            return contextlib.nullcontext()
-        return watching.Retrace(frame, self.operations, self.boundary.name, self.boundary.context_fn is not None)
-
     def replay(self) -> None:
         """Runs the call again from its inputs and fills the slots that backward can still read."""
         args, kwargs = self._inputs()
         frame = frames.Frame(self, replaying=True)
+        on_meta = any(tensor.is_meta for _, tensor in call_tensors(tuple(args), kwargs))
+        frame.shade = Shade(frame, self.boundary.plan.dead, on_meta)
         try:
             finished = self._run_again(frame, args, kwargs)
             self._check_replay(frame, finished)
+        except Exception as error:
+            self._empty_slots()
+            if frame.failure is not None and error is not frame.failure:
+                raise frame.failure from error
+            raise
         finally:
             frame.bound.clear()  # holds the replay's graph, which holds the hooks, which hold the frame
+            frame.shade = None
 
     def _run_again(self, frame: frames.Frame, args: list, kwargs: dict) -> bool:
         """False if the replay stopped early."""
         hooks = native.hooks(self._refill(frame), unpack)
         before = frames.enter(frame)
         try:
-            with _forward_state(self), native.replay_graph(), hooks, self._retrace(frame):
+            with _forward_state(self), native.replay_graph(), hooks, frame.shade.scope(self.operations is not None):
                 out = self.boundary.fn(*args, **kwargs)
         except _Stop:
             return False
-        except Exception as error:
-            self._empty_slots()
-            elision.explain(frame, error)
-            raise
         finally:
             frames.leave(before)
         if self.outputs is not None and _shapes(out) != self.outputs:
@@ -188,7 +201,7 @@ class Invocation(native.RecomputeHandle):
         return True
 
     def _refill(self, frame: frames.Frame) -> Callable:
-        slots, last = self.slots, self._last_bound_record()
+        slots, last, shade = self.slots, self._last_bound_record(), frame.shade
 
         def pack(tensor: Any) -> Any:
             i = frame.packed
@@ -198,6 +211,8 @@ class Invocation(native.RecomputeHandle):
                     "control flow changed between forward and replay"
                 )
             frame.packed = i + 1
+            shade.check(tensor, "backward")
+            self._check_saved(i, tensor, shade.last)
             values = native.detached(tensor)  # the tensor itself would close a circle through the replay's own graph
             slot = slots[i]()
             if slot is not None:
@@ -210,11 +225,23 @@ class Invocation(native.RecomputeHandle):
 
         return pack
 
+    def _check_saved(self, number: int, tensor: Any, operation: str | None) -> None:
+        """What a replay saves must look like what the forward saved; if that was watched, by the same operation."""
+        expected = self.operations[number] if self.operations is not None else None
+        found = (tensor.shape, tensor.dtype)
+        if found != self.saved[number] or (expected is not None and operation != expected):
+            raise ReplayError(
+                f"the replay of {self.boundary.name} saves {found} of {operation or 'an operation'} where its forward "
+                f"saved {self.saved[number]} of {expected or 'an operation'} (saved tensor {number}): "
+                "control flow changed between forward and replay"
+            )
+
     def _last_bound_record(self) -> int:
         return max((i for i, record in enumerate(self.records) if record.bindings), default=-1)
 
     def _check_replay(self, frame: frames.Frame, finished: bool) -> None:
-        elision.check_unread(frame)
+        if frame.failure is not None:
+            raise frame.failure
         for tensor, version, region in frame.bound:
             if tensor._version != version:
                 whose = f"excluded region {region.name}" if region else self.boundary.name
@@ -260,8 +287,8 @@ def _first(contexts: tuple | None) -> contextlib.AbstractContextManager:
 def _forward_state(invocation: Invocation):
     """Random state, mixed precision and train flags as they were in the forward, for the time of a replay."""
     cells = invocation.boundary.cells
-    modes, rng = [cell.training for cell in cells], native.get_rng_state()
-    native.set_rng_state(invocation.rng)
+    modes, rng = [cell.training for cell in cells], random_state.here()
+    random_state.restore(invocation.rng)
     _set_modes(cells, modes, invocation.modes)
     try:
         with contextlib.ExitStack() as stack:
@@ -274,7 +301,7 @@ def _forward_state(invocation: Invocation):
             yield
     finally:
         _set_modes(cells, invocation.modes, modes)
-        native.set_rng_state(rng)
+        random_state.restore(rng)
 
 
 def _set_modes(cells: tuple, now: list[bool], wanted: list[bool]) -> None:

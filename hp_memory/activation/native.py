@@ -18,8 +18,6 @@ from hp_memory.mindspore.private import (
     as_strided,
     executor,
     get_curr_amp_strategy,
-    get_rng_state,
-    set_rng_state,
 )
 
 __all__ = [
@@ -35,14 +33,12 @@ __all__ = [
     "early_stop_override",
     "empty_trigger",
     "get_curr_amp_strategy",
-    "get_rng_state",
     "hooks",
     "hooks_active",
     "parameter_storages",
     "recording",
     "replay_graph",
     "session_handles",
-    "set_rng_state",
 ]
 
 # The package attribute of this name is the public function, so the module has to be asked for.
@@ -97,7 +93,16 @@ class hooks:
 def parameter_storages() -> set[int]:
     """Storage addresses of every living Parameter. Walks all objects of the process: for diagnosis only."""
     living = (item for item in gc.get_objects() if issubclass(type(item), Parameter))
-    return {parameter.untyped_storage().data_ptr() for parameter in living}
+    return {_address(parameter) for parameter in living}
+
+
+def _address(parameter: Parameter) -> int:
+    try:
+        return parameter.untyped_storage().data_ptr()
+    except (
+        SystemError
+    ):  # what MindSpore answers for a Parameter whose construction failed and that an error still holds
+        return 0
 
 
 def empty_trigger():

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindspore import Parameter, Tensor, nn
 
-from hp_memory.activation import elision, native, observing
+from hp_memory.activation import native, observing, random_state
 from hp_memory.activation.distributed import Part, can_be_made_again
 from hp_memory.activation.frames import Frame
+from hp_memory.activation.shading import StandIn
 from hp_memory.activation.trees import Mapping, Path, map_tensors, resolve
 from hp_memory.activation.writing import Write
 from hp_memory.errors import ReplayError
@@ -59,24 +60,28 @@ class Record:
         self.bindings = bindings
         self.tree = parts.tree  # the output with a Leaf for each tensor
         self.faces = parts.faces
-        self.values = values  # of the leaves: a tensor, the Part of a distributed one, Passed, or elision.StandIn
+        self.values = values  # of the leaves: a tensor, the Part of a distributed one, Passed, or a StandIn
         self.writes: list[Write] = []
         self.notes = parts.notes  # attributes that the body gave to its inputs
-        self.rng = native.get_rng_state()  # where the body left the generator
+        self.rng = random_state.here()  # where the body left the generator
         self.tokens = observing.kept_outputs(values, region.name)
 
     @property
     def leaves(self) -> int:
         return len(self.values)
 
-    def elide(self, read: tuple[bool, ...]) -> None:
-        """Drops the output tensors that no replay reads."""
-        if self.region.save_output is True or all(read):
-            return
-        for index, value in enumerate(self.values):
-            if not read[index] and isinstance(value, Tensor):
-                self.values[index] = elision.StandIn(value)
-        self.tokens = observing.kept_outputs(self.values, self.region.name)
+    def drop(self, leaf: int, until: int) -> None:
+        """Lets go of an output that no replay needs; see ``marks.Ghost`` for ``until``."""
+        value = self.values[leaf]
+        if isinstance(value, Tensor) and self.region.save_output is not True:
+            self.values[leaf] = StandIn(value, until)
+            self.tokens = observing.kept_outputs(self.values, self.region.name)
+
+    def restore(self, leaf: int, output: Tensor) -> None:
+        """Keeps an output after all that was dropped in this forward."""
+        if type(self.values[leaf]) is StandIn:
+            self.values[leaf] = without_graph(output)
+            self.tokens = observing.kept_outputs(self.values, self.region.name)
 
     def hand_out(self, frame: Frame, args: tuple, kwargs: dict) -> Any:
         """The output for a replay, in new containers, after what the body did to its arguments."""
@@ -95,7 +100,7 @@ class Record:
         return map_tensors(self.tree, leaf, Leaf)
 
     def _given(self, value: Any, frame: Frame, args: tuple, kwargs: dict) -> Tensor:
-        if isinstance(value, elision.StandIn):
+        if type(value) is StandIn:
             return value.lend(frame, self.region)
         if isinstance(value, Passed):
             return resolve(value.path, args, kwargs)

@@ -1,147 +1,202 @@
-"""Watches a first forward: which operations run outside excluded regions, and whose outputs they read.
+"""Watches a first forward: which operations run outside saved regions, what they read, and what has to be there again.
 
-MindSpore's dispatch mode sees operations. It doesn't see what the host reads (``asnumpy``, ``bool``, an integer
-index), nor, inside a custom function's forward, which tensor the copy of a view was made from. So these methods of
-Tensor, and ``_Function.apply``, are replaced while a forward is watched.
+What the dispatch mode can't see is in :mod:`hp_memory.activation.unseen`. Where the watch can't know, it keeps.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mindspore import MsDispatchMode, Tensor
 
-from hp_memory.activation import frames, writing
-from hp_memory.activation.elision import read_by
-from hp_memory.activation.trees import call_tensors
-from hp_memory.errors import ReplayError
-from hp_memory.mindspore.private import Function as _Function
+from hp_memory.activation import frames, marks, writing
+from hp_memory.activation.distributed import is_distributed
+from hp_memory.activation.liveness import Trace, Value
+from hp_memory.activation.unseen import FUNCTION, guards
 
-# The hooks detach what they pack by this operation while a dispatch mode is on.
-_DETACH = "StopGradient"
-_APPLY = _Function.__dict__["apply"]
-
-
-def _note(frame: frames.Frame, tensor: Tensor, reader: str) -> None:
-    key = read_by(frame, tensor)
-    if key is not None:
-        frame.reads.setdefault(key, reader)
+# Operations that change an operand, or whose kernel fills a buffer it is given. Versions tell most; these have none.
+_WRITES = ("Assign", "Inplace", "DistComm", "Scatter", "Apply", "CopyWithSlice")
+_FARTHEST = 20_000  # graph nodes looked at for one tensor of unknown origin
 
 
 class Watch(MsDispatchMode):
-    """Notes every operation outside excluded regions, and the excluded outputs it takes."""
+    """Fills a ``liveness.Trace`` of the operations outside saved regions.
 
-    def __init__(self, frame: frames.Frame) -> None:
-        self.frame = frame
-        self.names: list[str] = []
+    Attributes:
+        seen: how many operations came by.
+        last: number of the last operation in the trace.
+        slot_operations: name of the operation that saved each slot, None for custom functions.
+    """
+
+    def __init__(self, frame: frames.Frame, inputs: Iterable[Tensor]) -> None:
+        self.frame: frames.Frame | None = frame
+        self.token = frame.invocation.token
+        self.trace = Trace()
+        self.seen = 0
+        self.last: int | None = None
+        self._in_function = False
+        self.slot_operations: list[str | None] = []
+        self._nodes: dict[tuple[int, int], Value | None] = {}
+        self._outside: list[Tensor] = []
+        for tensor in inputs:
+            if tensor._grad_node is not None:
+                self._nodes[tensor._grad_node._unique_id(), tensor._output_index] = None
 
     def __enter__(self) -> Watch:
-        self.frame.reads, self.frame.nodes = {}, {}
-        _host_reads.start()
+        guards.start()
         return super().__enter__()
 
     def __exit__(self, *exc: Any) -> bool:
-        _host_reads.stop()
+        guards.stop()
+        for tensor in self._outside:
+            marks.put(tensor, None)
+        self.frame, self._outside, self._nodes = None, [], {}
         return super().__exit__(*exc)
 
     def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
-        if self.frame.inside is None and func.name != _DETACH:
-            self.names.append(func.name)
-            self._scan(func.name, args)
-        if self.frame.capture is not None:
-            for target in writing.targets(func.name, args):
-                self.frame.capture.written(target)
-        return func(*args, **(kwargs or {}))
-
-    def _scan(self, reader: str, values: Any) -> None:
-        for value in values:
-            if isinstance(value, Tensor):
-                _note(self.frame, value, reader)
-            elif isinstance(value, (tuple, list)):
-                self._scan(reader, value)
-
-
-class Retrace(MsDispatchMode):
-    """Compares the operations of a replay with those of the watched forward.
-
-    With ``may_skip`` the replay may leave out operations: the user's ``context_fn`` tells a model that it is replayed,
-    so that it doesn't count tokens or log losses a second time.
-    """
-
-    def __init__(self, frame: frames.Frame, names: list[str], block: str, may_skip: bool = False) -> None:
-        self.frame = frame
-        self.names = names
-        self.block = block
-        self.may_skip = may_skip
-        self.done = 0
-
-    def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
-        if self.may_skip and func.name in self.names[self.done :]:
-            self.done = self.names.index(func.name, self.done)
-        if func.name == _DETACH or self.frame.inside is not None:
+        if self.frame is None or self.frame.inside is not None:
+            if self.frame is not None and self.frame.capture is not None:
+                for target in writing.targets(func.name, args):
+                    self.frame.capture.written(target)
             return func(*args, **(kwargs or {}))
-        expected = self.names[self.done] if self.done < len(self.names) else "nothing"
-        if func.name != expected:
-            raise ReplayError(
-                f"the replay of {self.block} runs {func.name} where its forward ran {expected} "
-                f"(operation {self.done}): control flow changed between forward and replay"
-            )
-        self.done += 1
-        return func(*args, **(kwargs or {}))
+        self.seen += 1
+        if self._in_function:
+            return self._part_of_function(func, args, kwargs or {})
+        return self._run(func.name, func, args, kwargs or {})
+
+    def _run(self, name: str, func: Callable, args: tuple, kwargs: dict) -> Any:
+        operands = list(_tensors((args, kwargs)))
+        reads = [value for tensor in operands for value in self.values(tensor, name)]
+        versions = [tensor._version for tensor in operands]
+        self.last = self.trace.add(name, reads, len(self.frame.invocation.records), name.startswith(_WRITES))
+        out = func(*args, **kwargs)
+        written = versions != [tensor._version for tensor in operands]
+        if self._mark_results(self.last, out) or written:
+            self.trace.operations[self.last].live = True
+        return out
+
+    def apply(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        """A custom function, which is one operation here, whatever it consists of."""
+        if self.frame is None or self._in_function:
+            return function(*args, **kwargs)
+        self._in_function = True
+        try:
+            return self._run(name + FUNCTION, function, args, kwargs)
+        finally:
+            self._in_function = False
+
+    def _part_of_function(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What would turn numbers of no value into indices, or write them outside the function, makes it live."""
+        out = func(*args, **kwargs)
+        operands = list(_tensors((args, kwargs)))
+        writes = func.name.startswith(_WRITES) and any(self._is_known(tensor) for tensor in operands)
+        indices = any(not tensor.is_floating_point() for tensor in _tensors((out,)))
+        if writes or (indices and any(tensor.is_floating_point() for tensor in operands)):
+            self.trace.operations[self.last].live = True
+        return out
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        mark = marks.of(tensor)
+        return type(mark) is marks.Made and mark.token is self.token
+
+    def _mark_results(self, number: int, out: Any) -> bool:
+        """True if a result says that the operation must have its values: an index, or one of its own operands."""
+        live = False
+        for tensor in _tensors((out,)):
+            known = marks.of(tensor)
+            if type(known) is marks.Made and known.token is self.token:
+                live = True
+                continue
+            marks.put(tensor, marks.Made(self.token, number, self))
+            live = live or not tensor.is_floating_point()
+        return live
+
+    def values(self, tensor: Tensor, reader: str) -> tuple[Value, ...]:
+        """What ``tensor`` is in this forward; nothing for what came from outside."""
+        known = marks.of(tensor)
+        node = tensor._grad_node
+        if type(known) is marks.Made and known.token is self.token:
+            if known.value is None:
+                return ()
+            if node is None:
+                # The copy that a kernel gets of a view of it would carry neither mark nor node: keep it.
+                self.trace.need(known.value, reader)
+            else:
+                self._nodes[node._unique_id(), tensor._output_index] = known.value
+            return (known.value,)
+        found = self._behind(node, tensor._output_index) if node is not None else ()
+        value = self.trace.add("Contiguous", found, len(self.frame.invocation.records)) if found else None
+        marks.put(tensor, marks.Made(self.token, value, self))
+        if value is None:
+            self._outside.append(tensor)
+            return ()
+        return (value,)
+
+    def _behind(self, node: Any, output: int) -> tuple[Value, ...]:
+        """The values that a tensor of unknown origin was made of, by the graph nodes that lead to it."""
+        found: dict[Value, None] = {}
+        seen, ahead = set(), [(node, output)]
+        while ahead:
+            node, output = ahead.pop()
+            key = (node._unique_id(), output)
+            if key in self._nodes:
+                value = self._nodes[key]
+                if value is not None:
+                    found[value] = None
+            elif key[0] not in seen:
+                seen.add(key[0])
+                ahead += [(parent, index) for parent, index in node.next_functions if parent is not None]
+            if len(seen) > _FARTHEST:
+                self.trace.all_needed = "a tensor of unknown origin"
+                break
+        return tuple(found)
+
+    # -- what has to be there again --------------------------------------------------------------------------------
+
+    def read_unseen(self, tensor: Tensor, reader: str, frame: frames.Frame | None) -> None:
+        """Something reads ``tensor`` that isn't an operation; ``frame`` is that of the reading thread."""
+        if self.frame is None or (frame is self.frame and self.frame.inside is not None):
+            return
+        if self._in_function and not self._is_known(tensor):
+            self.trace.operations[self.last].live = True  # made inside, of who knows what
+        else:
+            self.need(tensor, reader)
+
+    def need(self, tensor: Tensor, reader: str) -> None:
+        """A replay must have the values of ``tensor``."""
+        for value in self.values(tensor, reader):
+            self.trace.need(value, reader)
+
+    def saved(self, tensor: Tensor) -> None:
+        """The operation that ran last saves ``tensor`` outside saved regions."""
+        operation = self.trace.operations[self.last] if self.last is not None else None
+        name = operation.name if operation else None
+        self.slot_operations.append(name if name and not name.endswith(FUNCTION) else None)
+        if not self._is_known(tensor) and operation is not None:
+            operation.live = True  # something inside it, or a result before it got its mark
+        self.need(tensor, name or "backward")
+
+    def called(self, call: int, inputs: Iterable[tuple[Tensor, bool]], outputs: Iterable[tuple[int, Tensor]]) -> None:
+        """A saved region ran. ``inputs`` come with whether a replay has to bring them."""
+        for tensor, bound in inputs:
+            for value in self.values(tensor, "a saved region"):
+                self.trace.taken.append((call, value))
+                if bound:
+                    self.trace.need(value, "a saved region")
+        for leaf, tensor in outputs:
+            node = tensor._grad_node
+            if node is None or is_distributed(tensor):
+                self.trace.need((call, leaf), None)
+            else:
+                self._nodes[node._unique_id(), tensor._output_index] = (call, leaf)
 
 
-class _HostReads:
-    """Replaces the methods by which the host reads a tensor, for as long as any forward is watched."""
-
-    METHODS = ("__getitem__", "__setitem__", "__bool__", "__int__", "__float__", "__index__", "__str__", "__repr__")
-    METHODS += ("__array__", "__iter__", "asnumpy", "tolist", "item", "numpy")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._watched = 0
-        self._own: dict[str, Callable | None] = {}
-
-    def start(self) -> None:
-        with self._lock:
-            self._watched += 1
-            if self._watched == 1:
-                for name in self.METHODS:
-                    if hasattr(Tensor, name):
-                        self._own[name] = Tensor.__dict__.get(name)
-                        setattr(Tensor, name, _noting(name, getattr(Tensor, name)))
-                _Function.apply = classmethod(_noting_apply)
-
-    def stop(self) -> None:
-        with self._lock:
-            self._watched -= 1
-            if self._watched == 0:
-                for name, own in self._own.items():
-                    if own is None:  # inherited
-                        delattr(Tensor, name)
-                    else:
-                        setattr(Tensor, name, own)
-                self._own.clear()
-                _Function.apply = _APPLY
-
-
-def _noting(name: str, original: Callable) -> Callable:
-    def read(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        frame = frames.current()
-        if frame is not None and frame.reads is not None and frame.inside is None:
-            _note(frame, self, f"Tensor.{name}")
-        return original(self, *args, **kwargs)
-
-    return read
-
-
-def _noting_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-    frame = frames.current()
-    if frame is not None and frame.reads is not None and frame.inside is None:
-        for _, tensor in call_tensors(args, kwargs):
-            _note(frame, tensor, f"{cls.__name__}.apply")
-    return _APPLY.__func__(cls, *args, **kwargs)
-
-
-_host_reads = _HostReads()
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspore import nn
 
-from hp_memory.activation import exclude, faces, frames, native, observing
+from hp_memory.activation import elision, exclude, faces, frames, native, observing
 from hp_memory.activation.capture import Finding, owner_of
 from hp_memory.activation.graph_mode import UncompilableCallable
 from hp_memory.activation.invocation import Invocation
@@ -28,7 +28,7 @@ class Boundary:
         self.name = name or _name_of(target)
         self.early_stop = early_stop
         self.context_fn = context_fn
-        self.plan = None  # which outputs of excluded regions a replay reads, after the first forward
+        self.plan = elision.Plan()
 
     @cached_property
     def cells(self) -> tuple[nn.Cell, ...]:
@@ -212,10 +212,8 @@ def checkpoint(fn: Callable, *args: Any, name: str | None = None, early_stop: bo
     boundary = Boundary(fn.__call__ if isinstance(fn, nn.Cell) else fn, name or _name_of(fn), early_stop)
     known = _plans.of(getattr(fn, "__self__", fn))
     method = getattr(fn, "__func__", None)  # a bound method is a new object at each access
-    boundary.plan = known.get(method)
-    out = boundary.run(args, kwargs)
-    known[method] = boundary.plan
-    return out
+    boundary.plan = known.setdefault(method, boundary.plan)
+    return boundary.run(args, kwargs)
 
 
 def findings(wrapped: Any) -> list[Finding]:
@@ -223,16 +221,10 @@ def findings(wrapped: Any) -> list[Finding]:
 
     Empty before its first forward. Elided outputs are in it with ``how="elided"``.
     """
-    plan = wrapped._hp_part.plan
-    if plan is None:
-        return []
-    found = []
-    for ref, read in zip(plan.regions, plan.read, strict=True):
-        part = ref()
-        if part is None:
-            continue
+    found: list[Finding] = []
+    for part, kept in elision.describe(wrapped._hp_part.plan):
         found += part.findings
-        for leaf, kept in enumerate(read):
-            how = "kept for replay" if kept or part.save_output else "elided: no replay reads it"
+        for leaf, needed in enumerate(kept):
+            how = "kept for replay" if needed or part.save_output else "elided: no replay reads it"
             found.append(Finding(part.name, f"output {leaf}", how, (), "", 0))
     return found

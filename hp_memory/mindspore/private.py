@@ -15,6 +15,7 @@ from mindspore._c_expression.amp import get_curr_amp_strategy
 from mindspore.common._grad_function import _Function as Function
 from mindspore.common.generator import default_generator, get_rng_state, set_rng_state
 from mindspore.graph.api import _GradientEdge as GradientEdge
+from mindspore.graph.api import _JitExecutor as JitExecutor
 from mindspore.graph.api import _no_grad as no_grad
 from mindspore.graph.api import _pynative_executor as executor
 from mindspore.ops.auto_generate import as_strided
@@ -25,6 +26,7 @@ __all__ = [
     "Cell_",
     "Function",
     "GradientEdge",
+    "JitExecutor",
     "MixedPrecisionType",
     "_DispatchGuardStack",
     "as_strided",

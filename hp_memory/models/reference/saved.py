@@ -6,7 +6,7 @@ reads its input and the reciprocal deviation per row; flash attention reads q, k
 maximum and sum per row, over 8 columns each. Sums, sends and rotations read nothing.
 
 Inside a boundary a saved region holds what its own gradient reads unless a replay makes it again, and its output if
-something that is replayed reads it. No MindSpore here.
+something live that is replayed reads it. No MindSpore here.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ HELD: Mapping[str, Mapping[str, _Rows]] = {
         "op_exclude": {
             INPUT: ("x",),
             BACKWARD: (*_ROUTED, "group list"),
-            REPLAY: (*_DECIDED, "way back", "order", "received", "hidden", "result", "returned"),
+            REPLAY: (*_DECIDED, "way back", "order", "received", "hidden", "returned"),
         },
         "region_exclude": _WHOLE_PATH,
         "chain_exclude": _WHOLE_PATH,

@@ -433,7 +433,7 @@ class TestTransparency:
         def block(call):
             def run(x):
                 same, square = call(ops.tanh(x))
-                return ops.tanh(same) + square
+                return ops.tanh(same) * square
 
             return run
 

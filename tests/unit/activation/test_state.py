@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import threading
 import weakref
@@ -187,6 +188,28 @@ class TestFlags:
         assert entered == ["forward", "replay", "replay"]
 
 
+SWALLOWED = {  # late readers of y whose failure the block swallows
+    "operation": lambda z, y: z + y,
+    "operation on a list": lambda z, y: mint.cat((z, y)),
+    "view": lambda z, y: y.reshape(-1),
+    "slice": lambda z, y: y[:1],
+    "integer index": lambda z, y: y[0],
+    "asnumpy": lambda z, y: y.asnumpy(),
+    "np.asarray": lambda z, y: np.asarray(y),
+    "tolist": lambda z, y: np.array(y.tolist()),
+    "item": lambda z, y: np.array(y[0, 0].item()),
+    "iteration": lambda z, y: next(iter(y)),
+    "detached": lambda z, y: ops.stop_gradient(y),
+    "data": lambda z, y: y.data,
+    "copy": lambda z, y: copy.copy(y),
+    "deep copy": lambda z, y: copy.deepcopy(y.data),
+    "Tensor": lambda z, y: ms.Tensor(y),
+    "Parameter": lambda z, y: ms.Parameter(y),
+    "set_data": lambda z, y: ms.Parameter(z.data, name="p").set_data(y),
+    "text": lambda z, y: np.array(len(str(y))),
+    "comparison": lambda z, y: (y == y).astype(ms.float32),
+    "writes": lambda z, y: z.data.copy_(y),
+}
 CHANGES = {
     "another region": lambda again, a, b, x: (b if again else a)(x),
     "a region more": lambda again, a, b, x: b(a(x)) if again else a(x),
@@ -274,38 +297,52 @@ class TestClaims:
         (got,) = backward(checkpoint(block(None), x), (x,))
         assert got.asnumpy().tobytes() == want.asnumpy().tobytes()
 
-    def test_a_reader_that_comes_later_is_an_error_with_region_and_line(self, leaf):
+    def late_reader(self, read):
+        """A block that after its first call also computes ``read(z, y)``; y was needed by a saved region only."""
         region = checkpoint_exclude_wrapper(lambda x: x * 1.0, name="moved")
         last = checkpoint_exclude_wrapper(lambda x: x * x, name="last")
         late = []
 
-        def block(x):
-            y = region(ops.tanh(x))
-            z = last(y)
-            return ops.tanh(z + ops.silu(y)) if late else ops.tanh(z)
+        def block(region, last):
+            def run(x):
+                y = region(ops.tanh(x))
+                z = last(y)
+                return ops.tanh(read(z, y)) if late else ops.tanh(z)
 
-        run, x = checkpoint_wrapper(block), leaf()
+            return run
+
+        return checkpoint_wrapper(block(region, last)), block(lambda x: x * 1.0, lambda x: x * x), late
+
+    @pytest.mark.parametrize("read", [lambda z, y: z + y, lambda z, y: z + y.reshape(-1).reshape(3, 4) * 1.0])
+    def test_a_reader_that_comes_later_is_an_error_with_region_and_line(self, leaf, read):
+        run, _, late = self.late_reader(read)
+        x = leaf()
         backward(run(x), (x,))
         late.append(True)
         out = run(x)
         with pytest.raises(
-            ReplayError, match=r"test_state\.py:\d+ `.*silu.* reads the output of moved .*save_output=True"
+            ReplayError, match=r"test_state\.py:\d+ `.*lambda z, y.* reads the output of moved .*save_output=True"
         ):
             backward(out, (x,))
 
-    def test_a_swallowed_read_is_an_error_all_the_same(self, leaf):
-        region = checkpoint_exclude_wrapper(lambda x: x * 1.0, name="moved")
-        last = checkpoint_exclude_wrapper(lambda x: x * x, name="last")
-        late = []
+    def test_a_reader_that_comes_later_and_saves_it_is_given_it(self, leaf):
+        run, plain, late = self.late_reader(lambda z, y: z + ops.silu(y))
+        x = leaf()
+        backward(run(x), (x,))
+        late.append(True)
+        (want,) = backward(plain(x), (x,))
+        for _ in range(2):
+            assert backward(run(x), (x,))[0].asnumpy().tobytes() == want.asnumpy().tobytes()
 
-        def block(x):
-            y = region(ops.tanh(x))
-            if late:
-                with contextlib.suppress(RuntimeError):
-                    ops.silu(y)
-            return ops.tanh(last(y))
+    @pytest.mark.parametrize("read", SWALLOWED.values(), ids=SWALLOWED)
+    def test_a_swallowed_read_is_an_error_all_the_same(self, leaf, read):
+        def swallow(z, y):
+            with contextlib.suppress(Exception):
+                return z * float(read(z, y).sum())
+            return z
 
-        run, x = checkpoint_wrapper(block), leaf()
+        run, _, late = self.late_reader(swallow)
+        x = leaf()
         backward(run(x), (x,))
         late.append(True)
         out = run(x)
