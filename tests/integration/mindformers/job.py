@@ -1,6 +1,6 @@
 """One rank of an msrun job: trains every case of ``cases.json`` with MindFormers' Trainer, one after the other.
 
-Writes ``rank_<n>.json``: for each case what the Trainer saw, or the error that it ended with.
+In a case ``{folder}`` stands for the job's folder. Writes ``rank_<n>.json``: for each case what the Trainer saw, or the error that it ended with.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def main(folder: Path) -> None:
     os.environ.setdefault("LOCAL_DEFAULT_PATH", str(folder / f"mindformers_{ranks.rank()}"))
     driver.prepare()
     found = {}
-    for case in json.loads((folder / "cases.json").read_text()):
+    cases = (folder / "cases.json").read_text().replace("{folder}", str(folder))
+    for case in json.loads(cases):
         try:
             found[case["name"]] = train(case, folder)
         except Exception as error:
