@@ -1,6 +1,7 @@
 """One rank of an msrun job: trains every case of ``cases.json`` with MindFormers' Trainer, one after the other.
 
-In a case ``{folder}`` stands for the job's folder. Writes ``rank_<n>.json``: for each case what the Trainer saw, or the error that it ended with.
+In a case ``{folder}`` stands for the job's folder. Writes ``rank_<n>.json``: for each case what the Trainer saw, or the
+error that it ended with.
 """
 
 from __future__ import annotations
