@@ -68,6 +68,13 @@ class NeedsHyperParallel(HPMemoryError):
         super().__init__(f"{what} needs the real hyper_parallel package, which isn't installed: {why}")
 
 
+class UnusableHyperParallel(HPMemoryError):
+    """What is installed under HyperParallel's name can't serve MindFormers."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(f"hyper_parallel is {sentence}")
+
+
 class PlanMismatch(HPMemoryError):
     """What ran on a training step isn't what the plan says, or the ranks hold different plans."""
 

@@ -17,6 +17,7 @@ from hp_memory.mindspore import probes
 from hp_memory.offload.apply import capability
 from hp_memory.report.table import Table, console
 from hp_memory.runs.environment import version
+from hp_memory.runs.hyper_parallel import State
 
 MEASURED_ON = "2.10.0"
 Finding = tuple[str, str, str]
@@ -85,8 +86,11 @@ def _mindformers() -> list[Finding]:
     from hp_memory.mindformers.backend import probe
 
     capabilities = probe()
-    so = "engine=mindformers on many processes" if capabilities.installed else "engine=mindformers on one process"
-    return [("MindFormers", found, so), ("HyperParallel", capabilities.in_words().partition(": ")[2], "")]
+    so = {
+        State.USABLE: "engine=mindformers can run",
+        State.ABSENT: "engine=mindformers on CPUs, with a stand-in; on Ascend on one process",
+    }.get(capabilities.found.state, "NOT usable: engine=mindformers can't run beside it")
+    return [("MindFormers", found, ""), ("HyperParallel", capabilities.in_words().partition(": ")[2], so)]
 
 
 def _hyper_offload() -> list[Finding]:

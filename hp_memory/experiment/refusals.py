@@ -17,6 +17,8 @@ from hp_memory.errors import ConfigError
 from hp_memory.mindformers import limits
 from hp_memory.mindformers.families import FAMILIES, family
 from hp_memory.models.settings import REFERENCE
+from hp_memory.runs import hyper_parallel
+from hp_memory.runs.hyper_parallel import State
 
 TRAINS = ("train", "compare")
 ESTIMATES = ("dryrun", "search")
@@ -51,6 +53,14 @@ def _plan_only(cfg: HPConfig) -> str:
     return family(cfg.model).plan_only if cfg.model.family in FAMILIES else ""
 
 
+def _hyper_parallel(cfg: HPConfig) -> str:
+    """What is wrong with the HyperParallel that MindFormers would import here; empty if nothing is."""
+    if cfg.engine != "mindformers":
+        return ""
+    found = hyper_parallel.probe()
+    return "" if found.usable or found.state is State.ABSENT else found.sentence
+
+
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         (*TRAINS, "pipeline"),
@@ -79,6 +89,12 @@ REFUSALS: tuple[Refusal, ...] = (
         ("reference",),
     ),
     Refusal(("train",), "model.family", lambda cfg: bool(_plan_only(cfg)), "can only be planned: {plan_only}"),
+    Refusal(
+        ("train",),
+        "engine",
+        lambda cfg: bool(_hyper_parallel(cfg)),
+        "imports HyperParallel, and what is here under its name can't be used: {hyper_parallel}",
+    ),
     Refusal(ESTIMATES, "model.family", lambda cfg: bool(_plan_only(cfg)), "there is no code to trace: {plan_only}"),
     Refusal(
         TRAINS,
@@ -139,7 +155,7 @@ def refuse(command: str, cfg: HPConfig) -> None:
 def _refuse_row(row: Refusal, cfg: HPConfig) -> None:
     value = functools.reduce(getattr, row.path.split("."), cfg)
     # Only rows of this file are formatted: no text of a user's is.
-    why = row.why.format(cfg=cfg, plan_only=_plan_only(cfg))
+    why = row.why.format(cfg=cfg, plan_only=_plan_only(cfg), hyper_parallel=_hyper_parallel(cfg))
     if not dataclasses.is_dataclass(value):
         raise ConfigError(row.path, value, why, row.accepted)
     default = type(value)()

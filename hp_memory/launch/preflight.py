@@ -18,7 +18,7 @@ from hp_memory.launch.plan import LaunchPlan, NodePlan
 
 # A node's Python has to start and answer; slow shared file systems need their time.
 ANSWER = 60.0
-SAME_EVERYWHERE = ("python", *probe.PACKAGES, "cann", "driver", "package", *probe.SHARED_FILES)
+SAME_EVERYWHERE = ("python", *probe.PACKAGES, "hyper-parallel", "cann", "driver", "package", *probe.SHARED_FILES)
 
 
 @dataclass(frozen=True)

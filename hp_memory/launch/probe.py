@@ -15,11 +15,12 @@ import psutil
 import hp_memory
 from hp_memory.kernels.ascend import machine
 from hp_memory.launch import environment, hosts, processes
-from hp_memory.runs import variables
+from hp_memory.runs import hyper_parallel, variables
 from hp_memory.runs.environment import version
+from hp_memory.runs.hyper_parallel import State
 
 GIB = 2**30
-PACKAGES = ("mindspore", "mindformers", "hyper-parallel")
+PACKAGES = ("mindspore", "mindformers")
 # What the run directory holds before the start; equal on all nodes, or they would run different plans.
 SHARED_FILES = ("config.yaml", "plan.json")
 
@@ -38,6 +39,7 @@ def probe(order: dict) -> dict:
         "host": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:3])),
         **{name: version(name) for name in PACKAGES},
+        "hyper-parallel": _hyper_parallel(),
         "cann": machine.cann_version(env),
         "driver": machine.driver_version(),
         "package": package_digest(),
@@ -51,6 +53,15 @@ def probe(order: dict) -> dict:
         "memory_gib": psutil.virtual_memory().available / GIB,
         "time": time.time(),
     }
+
+
+def _hyper_parallel() -> str | None:
+    """Its version, or what is wrong with it; None where there is none. Where it lies may differ between nodes."""
+    found = hyper_parallel.look()
+    if found.state is State.ABSENT:
+        return None
+    known = version("hyper-parallel") or "of no stated version"
+    return known if found.usable else f"{known}, {found.state.value}"
 
 
 def package_digest() -> str:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 from hp_memory.errors import ConfigError
-from hp_memory.mindformers import standin
+from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, Layout
+from hp_memory.runs import hyper_parallel
+from hp_memory.runs.hyper_parallel import Found
 
 CHOICES = ("auto", "native", "hyper_parallel")
-_MODULES = ("hyper_parallel.core.activation_checkpoint", "hyper_parallel.core.activation_memory")
+CHECKPOINTS = "hyper_parallel.core.activation_checkpoint"
+REENTRANT = "hyper_parallel.platform.mindspore.activation_checkpoint.reentrant_checkpoint"
 
 
 @dataclass(frozen=True)
@@ -22,14 +26,14 @@ class Capabilities:
     """What the installed HyperParallel can do; probed, since releases differ without saying so.
 
     Attributes:
-        installed: the real package can be imported.
+        found: the package as such.
         exclude: it has regions that are saved inside a checkpoint.
         save_output: it can drop the output of a saved region that no replay reads.
         reentrant: it has the re-entrant checkpoint.
         sessions: dx and dw of a split backward can share one replay.
     """
 
-    installed: bool = False
+    found: Found
     exclude: bool = False
     save_output: bool = False
     reentrant: bool = False
@@ -37,26 +41,26 @@ class Capabilities:
 
     def in_words(self) -> str:
         """One line for a log or for ``doctor``."""
-        if not self.installed:
-            return "hyper_parallel: not installed"
-        found = asdict(self)
-        found.pop("installed")
-        words = ", ".join(f"{'has' if there else 'no'} {name}" for name, there in found.items())
-        return f"hyper_parallel: installed, {words}"
+        if not self.found.usable:
+            return f"hyper_parallel: {self.found.sentence}"
+        abilities = asdict(self)
+        abilities.pop("found")
+        words = ", ".join(f"{'has' if there else 'no'} {name}" for name, there in abilities.items())
+        return f"hyper_parallel: {self.found.sentence}, {words}"
 
 
 def probe() -> Capabilities:
-    """Looks at the installed HyperParallel without calling any of it."""
-    module = _module()
-    if module is None:
-        return Capabilities()
-    exclude = getattr(module, "checkpoint_exclude_wrapper", None)
+    """Looks for each ability where the MindSpore line exports it, without calling any."""
+    found = hyper_parallel.probe()
+    if not found.usable:
+        return Capabilities(found)
+    exclude = getattr(importlib.import_module(CHECKPOINTS), "checkpoint_exclude_wrapper", None)
     return Capabilities(
-        installed=True,
+        found,
         exclude=exclude is not None,
         save_output=_takes(exclude, "save_output"),
-        reentrant=hasattr(module, "reentrant_checkpoint_wrapper"),
-        sessions=_takes(getattr(module, "recompute_session_ctx", None), "retain_on_unpack"),
+        reentrant=_exists(REENTRANT),
+        sessions=_takes(getattr(_platform(), "recompute_session_ctx", None), "retain_on_unpack"),
     )
 
 
@@ -86,7 +90,7 @@ def wrappers(choice: str) -> Any:
 
     if choice == "native":
         return Wrappers(boundary=partial(checkpoint_wrapper, context_fn=recompute_context_fn))
-    module = _module()
+    module = importlib.import_module(CHECKPOINTS)
 
     def boundary(target: Any, name: str) -> Any:
         return module.checkpoint_wrapper(target, context_fn=recompute_context_fn)
@@ -98,15 +102,51 @@ def wrappers(choice: str) -> Any:
     return Wrappers(boundary, saved, region)
 
 
-def _module() -> ModuleType | None:
-    if not standin.installed():
+def refuse_plan(choice: str, plan: ActivationPlan, path: str = "callbacks.HPMemoryCallback.backend") -> None:
+    """Raises ConfigError for a plan that saves neighbouring regions one by one, under wrappers that keep each output.
+
+    Such a plan is made for dropping what lies between them; kept, it would hold more than the plan says.
+    """
+    if choice != "hyper_parallel":
+        return
+    for layer in plan.layers:
+        pair = _neighbours(layer.layout, plan.regions(layer.layer))
+        if pair:
+            why = (
+                f"keeps every output of a saved region, and layer {layer.layer} ({layer.layout.name}) saves {pair[0]} "
+                f"and {pair[1]} one by one so that what lies between them is dropped: use native, save them as_one, "
+                "or say keep_outputs"
+            )
+            raise ConfigError(path, choice, why, ("auto", "native"))
+
+
+def limits(choice: str) -> dict[str, str]:
+    """What the chosen wrappers can't do, for a receipt."""
+    if choice == "native":
+        return {}
+    return {"elision": "HyperParallel's wrappers keep every output of a saved region"}
+
+
+def _neighbours(layout: Layout, regions: Sequence[str]) -> tuple[str, str] | None:
+    if layout.keep_outputs or not layout.replays(regions):
         return None
-    for name in _MODULES:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
+    inside = {region: span for span in layout.spans for region in span}
+    for first, second in itertools.pairwise(regions):
+        own = layout.action(first) == layout.action(second) == "save" and not {first, second} & set(ALWAYS_SAVED)
+        if own and (inside.get(first) is None or inside.get(first) != inside.get(second)):
+            return first, second
     return None
+
+
+def _platform() -> Any:
+    return importlib.import_module("hyper_parallel.platform").get_platform()
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # a package above it isn't there
+        return False
 
 
 def _takes(function: Callable[..., Any] | None, parameter: str) -> bool:

@@ -79,7 +79,9 @@ class HPMemoryCallback(TrainerCallback):
             InstallError: for a part that has a plan already, or a model that isn't mapped.
         """
         self.plan = self._plan_for(decoder, config)
+        backends.refuse_plan(self.backend, self.plan)
         receipt = install(decoder, self.plan, blocks_of(decoder, mtp), backends.wrappers(self.backend))
+        receipt.not_applied |= backends.limits(self.backend)
         logger.info(f"hp_memory: {receipt.in_words()}")
         return receipt
 

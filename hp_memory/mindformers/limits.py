@@ -43,7 +43,20 @@ def _overlap(cfg: HPConfig) -> bool:
     return cfg.pipeline.overlap_b_f
 
 
+def _sharing(cfg: HPConfig) -> int:
+    """Ranks over which MindFormers may spread the experts: those that share one copy of the parameters."""
+    return cfg.parallel.fsdp * cfg.parallel.context * cfg.parallel.tensor
+
+
 LIMITS: tuple[Limit, ...] = (
+    Limit(
+        "parallel.expert",
+        "MindFormers spreads experts over ranks that share one copy of the parameters (fsdp * context * tensor) and "
+        "must divide them; raise parallel.fsdp",
+        lambda c: _sharing(c) % c.parallel.expert != 0,
+        (1,),
+        "parallel_dims.ParallelDims._validate",
+    ),
     Limit(
         "pipeline.overlap_b_f",
         "only ranks that exchange tokens have something to overlap; parallel.expert is 1",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from hp_memory.errors import NeedsHyperParallel
+from hp_memory.errors import NeedsHyperParallel, UnusableHyperParallel
 from hp_memory.mindformers.standin.names import MODULES, ROOT
+from hp_memory.runs import hyper_parallel
+from hp_memory.runs.hyper_parallel import Found, State
 
 _PARTS = (
     "autograd",
@@ -55,10 +56,8 @@ def is_active() -> bool:
 
 
 def installed() -> bool:
-    """True if the real HyperParallel can be imported."""
-    if is_active():
-        return False
-    return ROOT in sys.modules or importlib.util.find_spec(ROOT) is not None
+    """True if something is installed under HyperParallel's name, usable or not."""
+    return not is_active() and hyper_parallel.look().state is not State.ABSENT
 
 
 def activate() -> str:
@@ -66,9 +65,15 @@ def activate() -> str:
 
     Returns:
         One line that says what ``hyper_parallel`` is in this process.
+
+    Raises:
+        UnusableHyperParallel: if what is installed can't serve MindFormers. A stand-in would hide that.
     """
-    if installed():
+    found = Found(State.ABSENT, "") if is_active() else hyper_parallel.probe()
+    if found.usable:
         return "hyper_parallel: the installed package"
+    if found.state is not State.ABSENT:
+        raise UnusableHyperParallel(found.sentence)
     if not is_active():
         # Last in the list: whatever else can find the real package finds it first.
         sys.meta_path.append(_FINDER)

@@ -18,6 +18,7 @@ INTERLEAVED = (*PIPELINE, *CHUNKS, "pipeline.schedule=interleaved_1f1b", "pipeli
 OVERLAP = (*INTERLEAVED, "pipeline.overlap_b_f=true", "parallel.data=2", "parallel.fsdp=2", "parallel.expert=2")
 # The setting that is named, what is said of it, and a config.
 CASES = [
+    ("parallel.expert", "share one copy of the parameters", ("parallel.data=2", "parallel.expert=2")),
     ("pipeline.overlap_b_f", "have something to overlap", (*INTERLEAVED, "pipeline.overlap_b_f=true")),
     ("pipeline.overlap_b_f", "pairs backwards", (*PIPELINE, *OVERLAP[-4:])),
     ("pipeline.overlap_p2p", "defers messages", (*PIPELINE, "pipeline.overlap_p2p=true")),

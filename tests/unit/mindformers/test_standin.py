@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def load_packages() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("packages", Path(__file__).with_name("packages.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def python(code: str, *path: str) -> str:
@@ -44,8 +54,7 @@ def test_a_name_it_does_not_know_is_an_import_error():
 
 
 def test_the_real_package_is_never_hidden(tmp_path):
-    (tmp_path / "hyper_parallel").mkdir()
-    (tmp_path / "hyper_parallel" / "__init__.py").write_text("real = True\n")
+    load_packages().write(tmp_path, text="real = True")
     code = (
         "from hp_memory.mindformers import standin\nprint(standin.activate(), standin.is_active())\n"
         "import hyper_parallel\nprint(hyper_parallel.real)\n"
