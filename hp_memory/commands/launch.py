@@ -13,7 +13,7 @@ from hp_memory.config.schema import HPConfig, validate
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import experiment
 from hp_memory.experiment.job import launch_settings, launch_workers
-from hp_memory.launch.job import launch
+from hp_memory.launch.launcher.job import launch
 from hp_memory.runs.paths import make_run_dir, run_dir_path
 
 

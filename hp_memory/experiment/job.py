@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from hp_memory.config.schema import HPConfig
 from hp_memory.errors import ConfigError
-from hp_memory.launch.job import TaskFor, checked, launch
+from hp_memory.launch.launcher.job import TaskFor, checked, launch
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import ActivationPlan
 from hp_memory.mindformers import hyper_offload

@@ -10,7 +10,7 @@ from hp_memory.launch.settings import LaunchSettings
 # msrun runs these first words as they are; anything else is a script that it starts with `python`.
 RUN_VERBATIM = ("python", "python3", "pytest")
 # Starts msrun for a further "node" that is really this machine (see same_machine.py).
-SAME_MACHINE = ("python", "-m", "hp_memory.launch.same_machine")
+SAME_MACHINE = ("python", "-m", "hp_memory.launch.node.same_machine")
 
 
 def msrun_argv(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hp_memory.launch import processes
+from hp_memory.launch.node import processes
 from hp_memory.launch.plan import plan_launch
 from hp_memory.launch.settings import LaunchSettings
 

@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from hp_memory.launch import check_node, preflight, processes, render, supervise
+from hp_memory.launch import checks as rules
+from hp_memory.launch.launcher import preflight, supervise
+from hp_memory.launch.node import processes
 from hp_memory.launch.plan import LaunchPlan, plan_launch
+from hp_memory.launch.script import check_node, render
 from hp_memory.launch.settings import LaunchSettings
 
 WORKER = str(Path(__file__).parents[1] / "integration" / "launch" / "worker.py")
@@ -72,8 +75,8 @@ def nothing_left(plan: LaunchPlan, seconds: float = 0.0) -> bool:
 
 def test_four_workers_on_two_hosts_sum_over_all_ranks(plan_for):
     plan = plan_for("--steps=3")
-    preflight.check(plan, {"data": 4})
-    preflight.refuse(preflight.preflight(plan), plan)
+    rules.check(plan, {"data": 4})
+    rules.refuse(preflight.preflight(plan), plan)
     seen = {}
     outcome = supervise.run(plan, seen.update)
     assert outcome.exit_code == 0

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from hp_memory.launch import processes
+from hp_memory.launch.node import processes
 from hp_memory.launch.plan import plan_launch
 from hp_memory.launch.progress import progress_file
 from hp_memory.launch.settings import LaunchSettings

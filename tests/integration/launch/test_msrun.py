@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hp_memory.launch import processes, supervise
 from hp_memory.launch.command import msrun_argv
+from hp_memory.launch.launcher import supervise
+from hp_memory.launch.node import processes
 from hp_memory.launch.plan import plan_launch
 from hp_memory.launch.settings import LaunchSettings
 
@@ -62,7 +63,7 @@ def test_two_nodes_on_one_machine_form_one_cluster_without_a_second_scheduler(pl
 
 def test_launchers_end_by_signal_leaves_nothing_of_msrun(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from hp_memory.launch import supervise;"
+        "import sys; from pathlib import Path; from hp_memory.launch.launcher import supervise;"
         "from hp_memory.launch.plan import plan_launch; from hp_memory.launch.settings import LaunchSettings;"
         "plan = plan_launch(LaunchSettings(), (sys.argv[1], '--steps=1000'), Path(sys.argv[2]), {});"
         "sys.exit(supervise.run(plan).exit_code)"

@@ -74,7 +74,7 @@ def restarts() -> dict:
 
     from hp_memory.config import app as hydra_app
     from hp_memory.experiment import experiment
-    from hp_memory.launch import restart
+    from hp_memory.launch.launcher import restart
     from hp_memory.mindformers import trainer
     from hp_memory.runs import mindformers_checkpoints as checkpoints
     from hp_memory.runs import variables

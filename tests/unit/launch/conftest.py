@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hp_memory.launch import processes, supervise
+from hp_memory.launch.launcher import supervise
+from hp_memory.launch.node import processes
 from hp_memory.launch.plan import LaunchPlan, plan_launch
 from hp_memory.launch.settings import LaunchSettings
 

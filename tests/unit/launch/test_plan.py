@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import preflight
-from hp_memory.launch.channel import node_command
+from hp_memory.launch import checks
 from hp_memory.launch.command import process_argv
+from hp_memory.launch.launcher.channel import node_command
 from hp_memory.launch.plan import plan_launch, world_size
 from hp_memory.launch.settings import LaunchSettings
 
@@ -36,13 +36,13 @@ def test_many_nodes_differ_in_rank_log_and_how_they_are_reached_only():
     assert (first.ranks, second.ranks) == (tuple(range(8)), tuple(range(8, 16)))
     assert [a for a in second.argv if a not in first.argv] == ["--node_rank=1", "--log_dir=/runs/1/logs/node_1"]
     assert node_command(plan, second)[-2] == "10.9.0.2"
-    assert "hp_memory.launch.node" in node_command(plan, second)[-1]
+    assert "hp_memory.launch.node.program" in node_command(plan, second)[-1]
 
 
 def test_second_node_on_this_machine_starts_no_second_scheduler():
     first, second = planned(nodes=["127.0.0.1", "127.0.0.2"]).nodes
     assert first.argv[0] == "msrun"
-    assert second.argv[:3] == ("python", "-m", "hp_memory.launch.same_machine")
+    assert second.argv[:3] == ("python", "-m", "hp_memory.launch.node.same_machine")
 
 
 def test_by_hand_starts_its_own_node_only():
@@ -104,33 +104,33 @@ def test_world_size():
 )
 def test_variables_of_another_job_are_refused_with_advice(variable, advice):
     with pytest.raises(ConfigError, match=advice) as error:
-        preflight.check(planned(env={variable: "1", "MS_DEV_RUNTIME_CONF": "fine"}))
+        checks.check(planned(env={variable: "1", "MS_DEV_RUNTIME_CONF": "fine"}))
     assert error.value.path == f"environment.{variable}"
 
 
 def test_launcher_started_once_per_task_by_slurm():
-    preflight.check(planned(env={"SLURM_LOCALID": "0"}))
+    checks.check(planned(env={"SLURM_LOCALID": "0"}))
     with pytest.raises(ConfigError, match="once per task"):
-        preflight.check(planned(env={"SLURM_LOCALID": "3"}))
+        checks.check(planned(env={"SLURM_LOCALID": "3"}))
 
 
 @pytest.mark.parametrize("sizes", [{"data": 4}, {"data": 1, "tensor": 1}, {"tensor": 3}, {"pipeline": 2, "tensor": 2}])
 def test_parallel_sizes_that_do_not_fit_the_workers(sizes):
     with pytest.raises(ConfigError) as error:
-        preflight.check(planned(), sizes)
+        checks.check(planned(), sizes)
     assert error.value.path.startswith("parallel.")
 
 
 @pytest.mark.parametrize("sizes", [{"data": 2}, {"data": 1, "tensor": 2}, {"tensor": 1}, {"pipeline": 2}, {}])
 def test_parallel_sizes_that_fit(sizes):
-    preflight.check(planned(), sizes)
+    checks.check(planned(), sizes)
 
 
 def test_loopback_scheduler_cannot_serve_another_machine():
     with pytest.raises(ConfigError, match="loopback"):
-        preflight.check_addresses(planned(nodes=["127.0.0.1", "192.0.2.1"]))
+        checks.check_addresses(planned(nodes=["127.0.0.1", "192.0.2.1"]))
 
 
 def test_master_that_does_not_resolve():
     with pytest.raises(ConfigError, match="doesn't resolve"):
-        preflight.check_addresses(planned(nodes=["no-such-host.invalid", "192.0.2.1"]))
+        checks.check_addresses(planned(nodes=["no-such-host.invalid", "192.0.2.1"]))

@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
+from hp_memory.launch.launcher.view import Watcher, progress_line, progress_table, slowest_of_each_node
 from hp_memory.launch.progress import Follower, RankView, newly_stalled, progress_file
-from hp_memory.launch.view import Watcher, progress_line, progress_table, slowest_of_each_node
 
 
 def append(run_dir, rank, text):

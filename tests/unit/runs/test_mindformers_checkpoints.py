@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hp_memory.launch import restart
+from hp_memory.launch.launcher import restart
 from hp_memory.runs import mindformers_checkpoints as checkpoints
 
 

@@ -1,10 +1,10 @@
-"""``python -m hp_memory.launch.sweep RUN_ID NODE``: ends a run's processes on this machine; what scripts call."""
+"""Ends the processes of a run on this machine; scripts run this module with the run's id and the node's number."""
 
 from __future__ import annotations
 
 import sys
 
-from hp_memory.launch import processes
+from hp_memory.launch.node import processes
 
 
 def main(argv: list[str]) -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hp_memory.launch import render
 from hp_memory.launch.plan import plan_launch
+from hp_memory.launch.script import render
 from hp_memory.launch.settings import LaunchSettings, SlurmSettings, VolcanoSettings
 
 TASK = ("python", "-m", "package.worker", "--text", "it's $HOME; two words")

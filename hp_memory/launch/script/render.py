@@ -25,7 +25,7 @@ JOBS = {"slurm": ("slurm.sbatch.j2", "job.sbatch"), "volcano": ("volcano.yaml.j2
 
 def template_dir() -> Path:
     """The folder of templates."""
-    return Path(__file__).parents[1] / "_launch"
+    return Path(__file__).parents[2] / "_launch"
 
 
 def render(plan: LaunchPlan) -> dict[str, str]:

@@ -14,10 +14,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hp_memory.launch import failure, processes, wire
+from hp_memory.launch import failure, wire
 from hp_memory.launch.failure import Failure
+from hp_memory.launch.node import processes
+from hp_memory.launch.node.workers import WorkerWatch
 from hp_memory.launch.progress import Follower
-from hp_memory.launch.workers import WorkerWatch
 
 POLL = 0.2
 # After its workers have ended well msrun waits for the scheduler: some seconds, never without end.

@@ -1,10 +1,9 @@
-"""Checks before anything is started: the plan by itself, then every node, in one table."""
+"""What is checked before anything is started: the plan by itself, and every node's answers, in one table."""
 
 from __future__ import annotations
 
 import math
 import secrets
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ from pathlib import Path
 from rich.table import Table
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import environment, hosts, probe
-from hp_memory.launch.channel import ask
+from hp_memory.launch import environment, hosts
+from hp_memory.launch.node import probe
 from hp_memory.launch.plan import LaunchPlan, NodePlan
 
 # A node's Python has to start and answer; slow shared file systems need their time.
@@ -94,16 +93,6 @@ def _check_sizes(world: int, parallel: Mapping[str, int]) -> None:
         raise ConfigError(f"parallel.{name}", parallel[name], why)
 
 
-def preflight(plan: LaunchPlan) -> list[Check]:
-    """Asks every node and compares the answers; starts nothing that stays.
-
-    Writes a token into ``<run_dir>/launch``, by which nodes recognise the run directory.
-    """
-    check_addresses(plan)
-    token = write_token(plan)
-    return judge(plan, ask_nodes(plan), token)
-
-
 def write_token(plan: LaunchPlan) -> str:
     """Writes a new token where ``token_file`` says, and returns it."""
     token, file = secrets.token_hex(8), Path(plan.run_dir) / token_file(plan)
@@ -118,17 +107,6 @@ def write_token(plan: LaunchPlan) -> str:
 def token_file(plan: LaunchPlan) -> str:
     """One per launcher: nodes started by hand share the run directory."""
     return f"launch/token_{plan.nodes[0].rank}"
-
-
-def ask_nodes(plan: LaunchPlan) -> list[Answer]:
-    """Every node's answer, all asked at once."""
-    sent = time.time()
-    replies = ask(plan, {node.rank: question(plan, node) for node in plan.nodes}, ANSWER)
-    return [
-        Answer(node.rank, node.host, reply.message or {}, sent, reply.received, reply.error)
-        for node in plan.nodes
-        for reply in [replies[node.rank]]
-    ]
 
 
 def question(plan: LaunchPlan, node: NodePlan) -> dict:

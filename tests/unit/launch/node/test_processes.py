@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hp_memory.launch import processes
+from hp_memory.launch.node import processes
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
@@ -75,7 +75,7 @@ def test_process_that_does_not_exist():
 
 
 def test_sweep_spares_the_script_that_calls_it():
-    script = f"{sys.executable} -m hp_memory.launch.sweep $HP_MEMORY_RUN_ID $HP_MEMORY_NODE; echo still here"
+    script = f"{sys.executable} -m hp_memory.launch.script.sweep $HP_MEMORY_RUN_ID $HP_MEMORY_NODE; echo still here"
     env = os.environ | {"HP_MEMORY_RUN_ID": RUN, "HP_MEMORY_NODE": "0"}
     done = subprocess.run(["bash", "-c", f"sleep 60 & {script}"], env=env, capture_output=True, text=True, timeout=30)
     assert done.stdout == "still here\n"

@@ -1,4 +1,4 @@
-"""``python -m hp_memory.launch.check_node RANK MASTER_ADDR MASTER_PORT``: one node checks itself.
+"""``python -m hp_memory.launch.script.check_node RANK MASTER_ADDR MASTER_PORT``: one node checks itself.
 
 Nodes that are started one by one can't be asked all at once. So the first one, or the writer of their scripts, leaves
 in the run directory what each is to find there. Scripts call this before msrun, with the run's variables set.
@@ -17,10 +17,11 @@ from pathlib import Path
 from rich.console import Console
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import preflight, processes
+from hp_memory.launch import checks as rules
+from hp_memory.launch.checks import Answer, Check
+from hp_memory.launch.node import processes
+from hp_memory.launch.node.probe import probe
 from hp_memory.launch.plan import LaunchPlan
-from hp_memory.launch.preflight import Answer, Check
-from hp_memory.launch.probe import probe
 from hp_memory.runs import variables
 
 FILE = "launch/expected.json"
@@ -28,8 +29,8 @@ FILE = "launch/expected.json"
 
 def write_expectation(plan: LaunchPlan) -> Path:
     """Leaves in the run directory what every node is to find: the plan, what this machine has, and a token."""
-    token = preflight.write_token(plan)
-    order = preflight.question(plan, plan.nodes[0]) | {"port": None}
+    token = rules.write_token(plan)
+    order = rules.question(plan, plan.nodes[0]) | {"port": None}
     data = {"plan": plan.to_dict(), "token": token, "writer": socket.gethostname(), "facts": probe(order)}
     file = Path(plan.run_dir) / FILE
     file.write_text(json.dumps(data, indent=1))
@@ -60,28 +61,28 @@ def check(expected: dict, rank: int, master_addr: str, master_port: int) -> tupl
     node = replace(written.nodes[0], rank=rank, host=socket.gethostname())
     plan = replace(written, nodes=(node,), master_addr=master_addr, master_port=master_port)
     # The script has set the node's variables already; they may have been edited since.
-    facts = probe(preflight.question(plan, node) | {"env": {}, "token_file": preflight.token_file(written)})
+    facts = probe(rules.question(plan, node) | {"env": {}, "token_file": rules.token_file(written)})
     facts["inherited"] = {name: value for name, value in facts["inherited"].items() if name not in node.env}
     facts["leftovers"] = [found for found in facts["leftovers"] if found["pid"] not in processes.ancestors()]
     own = Answer(rank, node.host, facts, time.time(), time.time())
-    return plan, [*_as_written(own, expected), *preflight.inspect(plan, [own], expected["token"])]
+    return plan, [*_as_written(own, expected), *rules.inspect(plan, [own], expected["token"])]
 
 
 def compare_with_node_0(plan: LaunchPlan) -> list[Check]:
     """The lines of a further node whose launcher was started by hand, against what node 0's leaves when it starts."""
-    deadline = time.monotonic() + preflight.ANSWER
+    deadline = time.monotonic() + rules.ANSWER
     while not (Path(plan.run_dir) / FILE).exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     node = plan.nodes[0]
-    own = Answer(node.rank, socket.gethostname(), probe(preflight.question(plan, node)), 0.0, 0.0)
+    own = Answer(node.rank, socket.gethostname(), probe(rules.question(plan, node)), 0.0, 0.0)
     return _as_written(own, read_expectation(Path(plan.run_dir)))
 
 
 def _as_written(own: Answer, expected: dict) -> list[Check]:
     """What must be as it was on the writer's machine, as far as that has it: a login node may have no CANN."""
     writer = Answer(-1, f"{expected['writer']}, where the job was laid out", expected["facts"], 0.0, 0.0)
-    names = [name for name in preflight.SAME_EVERYWHERE if preflight.fact(writer.facts, name) is not None]
-    return preflight.compare([writer, own], names)
+    names = [name for name in rules.SAME_EVERYWHERE if rules.fact(writer.facts, name) is not None]
+    return rules.compare([writer, own], names)
 
 
 def main(argv: list[str]) -> int:
@@ -90,8 +91,8 @@ def main(argv: list[str]) -> int:
     try:
         expected = read_expectation(Path(os.environ[variables.RUN_DIR]))
         plan, checks = check(expected, int(rank), master_addr, int(master_port))
-        Console(stderr=True, width=140).print(preflight.table(checks))
-        preflight.refuse(checks, plan)
+        Console(stderr=True, width=140).print(rules.table(checks))
+        rules.refuse(checks, plan)
     except ConfigError as error:
         print(f"hp-memory: node {rank} ({socket.gethostname()}): {error}", file=sys.stderr)
         return 2

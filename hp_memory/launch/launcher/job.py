@@ -12,11 +12,13 @@ from pathlib import Path
 from rich.console import Console
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import check_node, peaks, preflight, render, restart, supervise, view
+from hp_memory.launch import checks
+from hp_memory.launch.checks import Check
+from hp_memory.launch.launcher import peaks, preflight, restart, supervise, view
+from hp_memory.launch.launcher.supervise import Outcome
 from hp_memory.launch.plan import LaunchPlan, plan_launch, world_size
-from hp_memory.launch.preflight import Check
+from hp_memory.launch.script import check_node, render
 from hp_memory.launch.settings import LaunchSettings
-from hp_memory.launch.supervise import Outcome
 from hp_memory.report import table
 from hp_memory.runs import variables
 
@@ -75,7 +77,7 @@ def checked(
     """
     task = tuple(settings.task) or task_for(world_size(settings))
     plan = plan_launch(settings, task, run_dir, env)
-    preflight.check(plan, parallel)
+    checks.check(plan, parallel)
     peaks.read_estimate(settings.estimate)
     return plan
 
@@ -108,7 +110,7 @@ def _run_with_restarts(
         try:
             if attempt:
                 plan = _plan_again(plan, task_for, env)
-                preflight.check(plan, parallel)
+                checks.check(plan, parallel)
             outcome = _attempt(plan, attempt, console)
         except ConfigError as error:
             if not attempt:
@@ -135,9 +137,9 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
     if attempt:
         begin = restart.last_complete(plan.run_dir) or "the beginning"
         _say(console, f"restart {attempt} of {plan.settings.max_restarts} from {begin}")
-    checks = _checks(plan)
-    console.print(preflight.table(checks))
-    preflight.refuse(checks, plan)
+    lines = _checks(plan)
+    console.print(checks.table(lines))
+    checks.refuse(lines, plan)
     if plan.settings.node_rank == 0:
         check_node.write_expectation(plan)
     _save(plan, f"plan_{attempt}", plan.to_dict())
@@ -153,12 +155,12 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
 
 
 def _checks(plan: LaunchPlan) -> list[Check]:
-    checks = preflight.preflight(plan)
+    lines = preflight.preflight(plan)
     if plan.settings.node_rank > 0:
         # This launcher sees one node: what it compared with itself is compared with node 0.
-        found = {line.name: line for line in [*checks, *check_node.compare_with_node_0(plan)]}
-        checks = list(found.values())
-    return checks
+        found = {line.name: line for line in [*lines, *check_node.compare_with_node_0(plan)]}
+        lines = list(found.values())
+    return lines
 
 
 def _save(plan: LaunchPlan, name: str, data: dict) -> None:

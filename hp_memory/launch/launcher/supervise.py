@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hp_memory.launch import failure
-from hp_memory.launch.channel import Channel, ask
 from hp_memory.launch.failure import Failure
+from hp_memory.launch.launcher.channel import Channel, ask
 from hp_memory.launch.plan import LaunchPlan, NodePlan
 from hp_memory.launch.progress import RankView, newly_stalled
 from hp_memory.launch.wire import STOP

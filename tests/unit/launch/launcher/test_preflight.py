@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import preflight, probe, processes
+from hp_memory.launch import checks
+from hp_memory.launch.checks import Answer, judge, refuse
+from hp_memory.launch.launcher import preflight
+from hp_memory.launch.node import probe, processes
 from hp_memory.launch.plan import plan_launch
-from hp_memory.launch.preflight import Answer, judge, refuse
 from hp_memory.launch.settings import LaunchSettings
 
 FACTS = {
@@ -30,7 +32,7 @@ def plan(**settings):
     return plan_launch(LaunchSettings(**wanted), ("train.py",), Path("/runs/1"), {})
 
 
-def lines(changed: dict, **settings) -> dict[str, preflight.Check]:
+def lines(changed: dict, **settings) -> dict[str, checks.Check]:
     """The table's lines when the second of two nodes says something else."""
     made, facts = plan(**settings), [copy.deepcopy(FACTS), copy.deepcopy(FACTS) | changed]
     answers = [Answer(rank, f"10.9.0.{rank + 1}", facts[rank], 0.0, 1.0) for rank in range(2)]

@@ -13,9 +13,10 @@ import pytest
 from rich.console import Console
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import check_node, preflight
-from hp_memory.launch.job import launch
+from hp_memory.launch import checks as rules
+from hp_memory.launch.launcher.job import launch
 from hp_memory.launch.plan import plan_launch
+from hp_memory.launch.script import check_node
 from hp_memory.launch.settings import LaunchSettings
 
 
@@ -37,7 +38,7 @@ def started(folder, node: int = 0, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run([folder / f"node_{node}.sh"], env=clean | env, capture_output=True, text=True, timeout=60)
 
 
-def lines(folder, rank: int = 0, port: int = 0, **changes) -> dict[str, preflight.Check]:
+def lines(folder, rank: int = 0, port: int = 0, **changes) -> dict[str, rules.Check]:
     """The node's own lines, after ``changes`` to what the writer's machine has."""
     expected = json.loads((folder / "expected.json").read_text())
     expected["facts"] |= changes
@@ -144,4 +145,4 @@ def test_refusal_shows_the_settings_own_value(written):
     expected = json.loads((written("train.py", min_disk_gib=10**9) / "expected.json").read_text())
     plan, checks = check_node.check(expected, 0, "127.0.0.1", 0)
     with pytest.raises(ConfigError, match=r"launch.min_disk_gib=1000000000.0: disk: .* GiB free"):
-        preflight.refuse(checks, plan)
+        rules.refuse(checks, plan)

@@ -17,7 +17,7 @@ from typing import IO
 from hp_memory.launch import failure, wire
 from hp_memory.launch.plan import LaunchPlan, NodePlan, reach
 
-PROGRAM = ("-m", "hp_memory.launch.node")
+PROGRAM = ("-m", "hp_memory.launch.node.program")
 
 
 def node_command(plan: LaunchPlan, node: NodePlan) -> list[str]:

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch import processes
-from hp_memory.launch.job import launch
+from hp_memory.launch.launcher.job import launch
+from hp_memory.launch.node import processes
 from hp_memory.launch.plan import plan_launch
 from hp_memory.launch.settings import LaunchSettings
 
-RESUMABLE = str(Path(__file__).parent / "resumable.py")
+RESUMABLE = str(Path(__file__).parents[1] / "resumable.py")
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_mistake_in_the_config_is_not_tried_again(job):
 def test_node_taken_out_between_attempts_is_replaced_by_a_spare_one(job, run_dir, monkeypatch):
     hostfile = run_dir / "hosts"
     hostfile.write_text("127.0.0.1\n127.0.0.2\n127.0.0.3\n")
-    from hp_memory.launch import job as module
-    from hp_memory.launch.restart import keep_logs
+    from hp_memory.launch.launcher import job as module
+    from hp_memory.launch.launcher.restart import keep_logs
 
     def operator(run_dir_, attempt):
         hostfile.write_text("127.0.0.1\n127.0.0.3\n")
@@ -92,7 +92,7 @@ def test_fewer_nodes_than_the_parallel_sizes_need_end_the_restarts(python, run_d
     hostfile = run_dir / "hosts"
     hostfile.write_text("127.0.0.1\n127.0.0.2\n")
     monkeypatch.setattr("hp_memory.launch.command.SAME_MACHINE", ("msrun",))
-    from hp_memory.launch import job as module
+    from hp_memory.launch.launcher import job as module
 
     monkeypatch.setattr(module.restart, "keep_logs", lambda *_: hostfile.write_text("127.0.0.1\n"))
     settings = LaunchSettings(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hp_memory.launch import processes, supervise
 from hp_memory.launch.failure import Failure
-from hp_memory.launch.supervise import Outcome
+from hp_memory.launch.launcher import supervise
+from hp_memory.launch.launcher.supervise import Outcome
+from hp_memory.launch.node import processes
 
 
 def wait_for(condition, seconds: float = 10.0):
@@ -147,7 +148,7 @@ def test_stalled_rank_is_reported_and_may_end_the_job(planned):
 LAUNCHER = """
 import sys
 from pathlib import Path
-from hp_memory.launch import supervise
+from hp_memory.launch.launcher import supervise
 from hp_memory.launch.plan import plan_launch
 from hp_memory.launch.settings import LaunchSettings
 python, worker, run_dir = sys.argv[1:]

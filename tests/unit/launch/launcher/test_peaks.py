@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from hp_memory.errors import ConfigError
-from hp_memory.launch.peaks import measured, peaks_table, read_estimate
-from hp_memory.launch.supervise import read_reports
+from hp_memory.launch.launcher.peaks import measured, peaks_table, read_estimate
+from hp_memory.launch.launcher.supervise import read_reports
 from hp_memory.runs.rank_report import device_memory, device_peaks, write_rank_report
 
 MIB = 2**20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hp_memory.launch.supervise import Outcome
+from hp_memory.launch.launcher.supervise import Outcome
 from hp_memory.runs import mindformers_checkpoints as checkpoints
 from hp_memory.runs.checkpoint import newest
 
@@ -34,7 +34,7 @@ def keep_logs(run_dir: str | Path, attempt: int) -> None:
 
 
 def main(run_dir: str) -> None:
-    """``python -m hp_memory.launch.restart RUN_DIR`` prints the checkpoint to go on from, or nothing: for scripts."""
+    """Prints the checkpoint to continue from, or nothing; scripts run this module with the run directory."""
     print(last_complete(run_dir) or "")
 
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from hp_memory.launch import processes
-from hp_memory.launch.workers import WorkerWatch
+from hp_memory.launch.node import processes
+from hp_memory.launch.node.workers import WorkerWatch
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import re
 import time
 from pathlib import Path
 
-from hp_memory.launch import failure, processes
+from hp_memory.launch import failure
+from hp_memory.launch.node import processes
 
 # msrun asks each worker once a second; by then its log names an exit code that we were too late to read.
 SETTLE = 1.5

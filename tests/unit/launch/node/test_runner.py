@@ -6,7 +6,8 @@ import errno
 
 import pytest
 
-from hp_memory.launch import runner, supervise
+from hp_memory.launch.launcher import supervise
+from hp_memory.launch.node import runner
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hp_memory.launch.launcher.supervise import Outcome
 from hp_memory.launch.progress import RankView
-from hp_memory.launch.supervise import Outcome
 
 # Without a terminal a line is printed this often at most.
 QUIET_SECONDS = 10.0

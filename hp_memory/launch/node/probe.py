@@ -14,7 +14,8 @@ import psutil
 
 import hp_memory
 from hp_memory.kernels.ascend import machine
-from hp_memory.launch import environment, hosts, processes
+from hp_memory.launch import environment, hosts
+from hp_memory.launch.node import processes
 from hp_memory.runs import hyper_parallel, variables
 from hp_memory.runs.environment import version
 from hp_memory.runs.hyper_parallel import State

@@ -1,0 +1,1 @@
+"""Where a user sits: plans, asks every node, starts the job and watches it."""
