@@ -62,6 +62,7 @@ class HyperOffloadPlan:
         peak_choices: the peak strategy's rounds.
         peak_bytes: the highest point of its memory profile afterwards.
         raises: data for which MindSpore's optimizer raises; see :class:`ReloadWithoutUserError`.
+        stage: the pipeline stage of the graph.
     """
 
     graph: Graph
@@ -75,6 +76,12 @@ class HyperOffloadPlan:
     peak_choices: list[PeakChoice] = field(default_factory=list)
     peak_bytes: int | None = None
     raises: list[Output] = field(default_factory=list)
+    stage: int = 0
+
+    @property
+    def stage_enabled(self) -> bool:
+        """Whether activations are moved in the graph's stage."""
+        return not self.settings.stages or self.stage in self.settings.stages
 
     def execution_order(self) -> Iterator[Node | Operation]:
         """Kernels and operations as they will run."""
@@ -121,11 +128,11 @@ def no_cyclic_collection() -> Iterator[None]:
 def run(request: HyperOffloadInput) -> HyperOffloadPlan:
     """Plan one graph."""
     draft = Draft(request.graph)
-    plan = HyperOffloadPlan(request.graph, request.settings, draft.operations)
+    plan = HyperOffloadPlan(request.graph, request.settings, draft.operations, stage=request.stage)
     if not skip_hyper_offload_optimizer(request):
         if request.settings.moves_parameters:
             generate_parameter_operations(draft)
-        if request.settings.moves_activations and is_stage_enabled(request):
+        if request.settings.moves_activations and plan.stage_enabled:
             generate_activation_operations(draft, plan)
         peak = request.settings.strategy == "peak"
         gap_starts = {i.data_node: i.replace_info_list[-1].replace_start_node for i in plan.offload_infos if peak}
@@ -142,10 +149,6 @@ def run(request: HyperOffloadInput) -> HyperOffloadPlan:
 def skip_hyper_offload_optimizer(request: HyperOffloadInput) -> bool:
     """Nothing enabled, or nothing to plan."""
     return request.settings.auto_offload == "none" or not request.graph.nodes
-
-
-def is_stage_enabled(request: HyperOffloadInput) -> bool:
-    return not request.settings.stages or request.stage in request.settings.stages
 
 
 def generate_activation_operations(draft: Draft, plan: HyperOffloadPlan) -> None:
