@@ -22,9 +22,10 @@ def run(cfg: HPConfig) -> int:
     joins = _joins_another_node(cfg)
     if cfg.launch.task:
         validate(cfg)
+        settings = launch_settings(cfg)
         only_named = joins is not None or cfg.launch.dry_run
         run_dir = run_dir_path(cfg.run_dir, cfg.run_root, cfg.name) if only_named else _own_run_dir(cfg)
-        return launch(launch_settings(cfg), lambda world_size: tuple(cfg.launch.task), run_dir, os.environ)
+        return launch(settings, lambda world_size: tuple(settings.task), run_dir, os.environ)
     if joins:
         experiment.of("train", cfg)
         _refuse_other_config(cfg, Path(joins))

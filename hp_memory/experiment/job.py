@@ -14,7 +14,7 @@ from hp_memory.errors import ConfigError
 from hp_memory.launch.launcher.job import TaskFor, checked, launch
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import ActivationPlan
-from hp_memory.mindformers import hyper_offload
+from hp_memory.offload import apply as offload
 from hp_memory.runs.environment import environment
 from hp_memory.runs.paths import make_run_dir
 
@@ -30,8 +30,9 @@ def prepare_run_dir(cfg: HPConfig, plan: ActivationPlan) -> Path:
 
 
 def launch_settings(cfg: HPConfig) -> LaunchSettings:
-    """The launch, with what MindSpore reads of HyperOffload in every worker's environment: it is read once, early."""
-    return replace(cfg.launch, env=hyper_offload.environment(cfg.offload) | cfg.launch.env)
+    """The launch, with HyperOffload's settings in every worker's environment set before its program's first line."""
+    env = offload.worker_environment(cfg.offload, cfg.launch.env, "launch.env")
+    return replace(cfg.launch, env=env, task=offload.worker_task(cfg.offload, cfg.launch.task, "launch.task"))
 
 
 def check_launch(cfg: HPConfig) -> None:

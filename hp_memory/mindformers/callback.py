@@ -29,6 +29,7 @@ from hp_memory.mindformers.families import fingerprint, settings_of
 from hp_memory.mindformers.recorder import Recorder
 from hp_memory.mindformers.region_map import blocks_of, gpt_model
 from hp_memory.models.settings import ParallelSettings
+from hp_memory.offload.apply import settings_from
 from hp_memory.runs import ranks
 from hp_memory.runs.variables import RUN_DIR
 
@@ -103,7 +104,7 @@ class HPMemoryCallback(TrainerCallback):
             if self.offload is not None:
                 replays = any(layer.layout.replays(self.plan.regions(layer.layer)) for layer in self.plan.layers)
                 path = "callbacks.HPMemoryCallback.offload"
-                hyper_offload.refuse_pynative(part, replays, hyper_offload.settings(self.offload, path), path)
+                hyper_offload.refuse_pynative(part, replays, settings_from(self.offload, path), path)
             if receipt is None:
                 self.refuse_conflicts(args)
                 receipt = self.install(gpt.decoder, getattr(gpt, "mtp", None), args)

@@ -21,6 +21,7 @@ from mindspore.train import Callback
 from hp_memory.errors import InstallError
 from hp_memory.install import Receipt
 from hp_memory.mindformers import graph_recompute, hyper_offload, plan_request
+from hp_memory.offload.apply import settings_from
 
 
 class HPMemoryGraphCallback(Callback):
@@ -63,7 +64,7 @@ class HPMemoryGraphCallback(Callback):
         """The same for a network at hand, for trainers that compile before a callback is called."""
         if self.offload is not None:
             path = "callbacks.HPMemoryGraphCallback.offload"
-            hyper_offload.configure(network, hyper_offload.settings(self.offload, path), path)
+            hyper_offload.configure(network, settings_from(self.offload, path), path)
         if self.request is None:
             return
         if self.receipt is not None:

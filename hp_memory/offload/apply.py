@@ -1,7 +1,6 @@
-"""Hands settings to MindSpore 2.10.0: environment variables, compile configuration, jit options.
+"""The desk for HyperOffload's settings: from a launcher to its workers, into MindSpore, and whether they are in force.
 
-MindSpore reads all of it once per process, at the first compile of any graph. Later changes have no effect and give no
-message, so they are refused here.
+Launcher, callbacks, ``doctor`` and the ``offload`` command come here; what stands where is in ``places``.
 """
 
 from __future__ import annotations
@@ -9,13 +8,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from types import ModuleType
+from typing import Any
 
 from hp_memory.errors import ConfigError
+from hp_memory.offload import mindspore_reads
+from hp_memory.offload.places import compile_config_of, environment_of, setting_of
 from hp_memory.offload.settings import OffloadSettings
+
+# What a launcher hands its workers: the settings as JSON. `hp_memory.offload.start` applies them in the worker.
+SETTINGS_VARIABLE = "HP_MEMORY_OFFLOAD"
+START = ("python", "-m", "hp_memory.offload.start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,62 +32,117 @@ class Applied:
     compile_config: dict[str, str]
 
 
-def environment_of(settings: OffloadSettings) -> dict[str, str | None]:
-    """The variables MindSpore 2.10.0 reads from the environment only."""
-    on = settings.auto_offload != "none"
-    percentage = settings.filter_percentage
-    return {
-        "MS_DEV_HYPER_OFFLOAD": "1" if on else None,
-        "MS_DEV_HYPER_OFFLOAD_PEAK_STRATEGY": "1" if on and settings.strategy == "peak" else None,
-        "MS_DEV_HYPER_OFFLOAD_FOR_STAGE": ",".join(map(str, settings.stages)) or None,
-        "MS_DEV_HYPER_OFFLOAD_FILTER_PERCENTAGE": None if percentage is None else str(percentage),
-        "MS_DEV_HYPER_OFFLOAD_ENABLE_ADAPTIVE_RELEASE_DISTANCE": "1" if settings.adaptive_release else None,
-        "MS_DEV_HYPER_OFFLOAD_ENABLE_ADAPTIVE_PREFETCH_DISTANCE": "1" if settings.adaptive_prefetch else None,
-    }
+def settings_from(data: Mapping[str, Any], path: str) -> OffloadSettings:
+    """Offload settings from plain data.
+
+    Raises:
+        ConfigError: for a key that doesn't exist or a value that MindSpore would misread.
+    """
+    names = [field.name for field in fields(OffloadSettings)]
+    for key in data:
+        if key not in names:
+            raise ConfigError(f"{path}.{key}", data[key], "no such key", names, meant=key)
+    made = OffloadSettings(**data)
+    made.validate(path)
+    return made
 
 
-def compile_config_of(settings: OffloadSettings) -> dict[str, str]:
-    """The attributes MindSpore 2.10.0 reads from its compile configuration only, as the text it parses."""
-    by_size, by_start, by_end, by_overlap = settings.score_weights
-    values = {
-        "HYPER_OFFLOAD_SELECT_DISTANCE": settings.select_distance,
-        "HYPER_OFFLOAD_SELECT_NUM": settings.select_num,
-        "HYPER_OFFLOAD_PREFETCH_DISTANCE": settings.prefetch_distance,
-        "HYPER_OFFLOAD_RELEASE_DISTANCE": settings.release_distance,
-        "HYPER_OFFLOAD_MAX_DEVICE_MEMORY": settings.max_device_memory,
-        "HYPER_OFFLOAD_PEAK_MODELED_HEADROOM_BYTES": settings.headroom,
-        "HYPER_OFFLOAD_SCORE_WEIGHT_SIZE": by_size,
-        "HYPER_OFFLOAD_SCORE_WEIGHT_COVER_START": by_start,
-        "HYPER_OFFLOAD_SCORE_WEIGHT_COVER_END": by_end,
-        "HYPER_OFFLOAD_SCORE_WEIGHT_NEIGHBOR_IMPACT": by_overlap,
-        "HYPER_OFFLOAD_MEMORY_BLOCK_PATH": settings.memory_block_path,
-        "HYPER_OFFLOAD_DYNAMIC_SHAPE_PLACEHOLDER_BYTES": settings.dynamic_shape_placeholder_bytes,
-        "HYPER_OFFLOAD_D2H_BANDWIDTH_GBPS": settings.d2h_bandwidth_gbps,
-        "HYPER_OFFLOAD_H2D_BANDWIDTH_GBPS": settings.h2d_bandwidth_gbps,
-        "HYPER_OFFLOAD_DEFAULT_KERNEL_TIME_US": settings.kernel_time_us,
-        "ENABLE_HYPER_OFFLOAD_SLIDE": "1" if settings.sliding_window else "",
-    }
-    return {name: str(value) for name, value in values.items()}
+def worker_environment(settings: OffloadSettings, own: Mapping[str, str], path: str) -> dict[str, str]:
+    """A worker's further variables, with ``own`` ones of a launch among them; no more than those where nothing moves.
+
+    Raises:
+        ConfigError: an own variable contradicts the settings.
+    """
+    if settings.auto_offload == "none":
+        refuse_without_effect(settings)
+        return dict(own)
+    wanted = {name: value for name, value in environment_of(settings).items() if value is not None}
+    wanted[SETTINGS_VARIABLE] = json.dumps(asdict(settings))
+    for name, value in wanted.items():
+        if own.get(name, value) != value:
+            raise ConfigError(f"{path}.{name}", own[name], f"contradicts the offload settings, which need {value}")
+    return wanted | dict(own)
+
+
+def refuse_without_effect(settings: OffloadSettings) -> None:
+    """Refuse settings of a pass that is off."""
+    default = OffloadSettings()
+    for name in (field.name for field in fields(OffloadSettings)):
+        if getattr(settings, name) != getattr(default, name):
+            why = "has no effect with offload.auto_offload=none: choose weight, activation or all"
+            raise ConfigError(f"offload.{name}", getattr(settings, name), why)
+
+
+def worker_task(settings: OffloadSettings, task: Sequence[str], path: str) -> list[str]:
+    """A launch's task, started so that the settings are set before its first line.
+
+    Raises:
+        ConfigError: a task that isn't a Python program.
+    """
+    if settings.auto_offload == "none" or not task:
+        return list(task)
+    if task[0] in ("python", "python3") and len(task) > 1 and (task[1] == "-m" or not task[1].startswith("-")):
+        return [*START, *task[1:]]
+    if task[0].endswith(".py"):
+        return [*START, *task]
+    why = "HyperOffload's settings reach `python SCRIPT`, `python -m MODULE` and `SCRIPT.py` only"
+    raise ConfigError(path, list(task), f"{why}: MindSpore reads them in the worker's own process")
+
+
+def settings_for_worker(environment: Mapping[str, str]) -> OffloadSettings | None:
+    """What a launcher handed to this worker; None where it handed nothing."""
+    text = environment.get(SETTINGS_VARIABLE)
+    if text is None:
+        return None
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(SETTINGS_VARIABLE, text, f"is no JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(SETTINGS_VARIABLE, text, "must be a JSON object of offload settings")
+    return settings_from(data, SETTINGS_VARIABLE)
 
 
 def apply(settings: OffloadSettings) -> Applied:
-    """Set environment and compile configuration.
+    """Set environment and compile configuration. Make no ``nn.Cell`` before.
 
     Raises:
-        ConfigError: a setting is wrong, MindSpore doesn't have it, or a graph was compiled in this process already.
+        ConfigError: a setting is wrong, MindSpore doesn't have it, or has read its settings already.
     """
     settings.validate("offload")
     attributes = compile_config_of(settings)
     module = compile_config_module()
     for name in attributes:
         if not hasattr(module, name):
-            raise ConfigError("offload", name, f"this MindSpore's compile configuration has no {name}")
-    if settings.auto_offload != "none" and has_compiled():
-        why = "MindSpore has compiled a graph in this process and reads these settings once: set them before"
+            raise ConfigError(
+                f"offload.{setting_of(name)}", name, f"this MindSpore's compile configuration has no {name}"
+            )
+    if settings.auto_offload != "none" and mindspore_reads.compile_config() is not None:
+        why = "MindSpore reads its settings when the first nn.Cell is made, and one was: apply them before"
         raise ConfigError("offload.auto_offload", settings.auto_offload, why)
-    applied = Applied(environment_of(settings), attributes)
-    set_all(module, applied.environment, applied.compile_config)
-    return applied
+    done = Applied(environment_of(settings), attributes)
+    set_all(module, done.environment, done.compile_config)
+    return done
+
+
+def refuse_out_of_force(settings: OffloadSettings, path: str) -> None:
+    """Refuse settings of which MindSpore reads, or would read, something else.
+
+    Raises:
+        ConfigError: naming the first setting, what MindSpore reads and how to change it.
+    """
+    how = "start the worker with `hp-memory launch` or call hp_memory.offload.apply.apply before the first nn.Cell"
+    for name, wanted in environment_of(settings).items():
+        if os.environ.get(name) != wanted:
+            why = f"MindSpore reads {name}={os.environ.get(name)!r} from the environment, not {wanted!r}: {how}"
+            raise ConfigError(f"{path}.{setting_of(name)}", getattr(settings, setting_of(name)), why)
+    read = mindspore_reads.compile_config()
+    module = compile_config_module()
+    for name, wanted in compile_config_of(settings).items():
+        found = str(getattr(module, name)) if read is None else read.get(name)
+        if found != wanted:
+            why = f"MindSpore reads {name}={found}, not {wanted}: {how}"
+            raise ConfigError(f"{path}.{setting_of(name)}", getattr(settings, setting_of(name)), why)
 
 
 @contextmanager
@@ -96,14 +157,14 @@ def applied(settings: OffloadSettings) -> Iterator[Applied]:
         set_all(module, environment, attributes)
 
 
-def set_all(module: ModuleType, environment: dict[str, str | None], attributes: dict[str, str]) -> None:
+def set_all(module: ModuleType, environment: Mapping[str, str | None], attributes: Mapping[str, str]) -> None:
     for name, value in environment.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    for name, value in attributes.items():
-        setattr(module, name, value)
+    for name, text in attributes.items():
+        setattr(module, name, text)
 
 
 def compile_config_module() -> ModuleType:
@@ -111,28 +172,6 @@ def compile_config_module() -> ModuleType:
     from hp_memory.mindspore import private
 
     return private.compile_config()
-
-
-def has_compiled() -> bool:
-    """Whether any function or cell was compiled in this process."""
-    from hp_memory.mindspore import private
-
-    api = private.graph_api
-    return bool(api.ms_compile_cache or api.cells_compile_cache)
-
-
-def jit_arguments(settings: OffloadSettings) -> dict[str, str]:
-    """Keyword arguments for ``mindspore.jit``; empty where nothing is moved."""
-    return {} if settings.auto_offload == "none" else {"auto_offload": settings.auto_offload}
-
-
-def jit_config_arguments(settings: OffloadSettings) -> dict[str, str]:
-    """Keyword arguments for ``mindspore.JitConfig`` of a GRAPH_MODE cell.
-
-    ``JitConfig(auto_offload=...)`` lands beside the options, where the backend doesn't look.
-    """
-    arguments = jit_arguments(settings)
-    return {"options": json.dumps(arguments)} if arguments else {}
 
 
 def capability() -> tuple[bool, str]:
@@ -143,6 +182,10 @@ def capability() -> tuple[bool, str]:
         return False, f"MindSpore can't be imported: {error}"
     if not hasattr(module, "HYPER_OFFLOAD_SELECT_DISTANCE"):
         return False, "this MindSpore has no HyperOffload (2.10.0 has)"
+    try:
+        mindspore_reads.compile_config()
+    except OSError as error:
+        return False, f"whether settings are in force can't be checked: {error}"
     if shutil.which("npu-smi") is None and not os.path.exists("/dev/davinci_manager"):
         return False, "no Ascend device: MindSpore accepts jit(auto_offload=...) on a CPU and ignores it"
     return True, "HyperOffload can run: an Ascend device and MindSpore's settings are there"

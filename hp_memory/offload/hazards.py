@@ -74,7 +74,7 @@ def reading_in_words(plan: HyperOffloadPlan, use: UseAfterFree) -> str:
 
 def freed_twice(plan: HyperOffloadPlan, findings: Findings) -> Iterator[Hazard]:
     if findings.freed_twice:
-        why = "device copies are freed twice by MindSpore's plan: once after their last reader, once after their write-back"
+        why = "MindSpore's plan frees device copies twice: after their last reader and after their write-back"
         yield Hazard("freed twice", NOTE, "", why, {"copies": findings.freed_twice})
 
 

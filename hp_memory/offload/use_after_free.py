@@ -1,4 +1,4 @@
-"""Executes a plan on abstract buffers and finds what reads a buffer after it was freed, or a host copy before it exists.
+"""Executes a plan on abstract buffers: finds what reads a freed buffer, or a host copy before it exists.
 
 A datum owns the buffer its producer writes until the plan frees it, and is handed the buffer of a reload by an assign:
 a free takes whatever the datum owns at that time. Views, in-place results, shared outputs and branches of a

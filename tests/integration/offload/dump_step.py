@@ -11,8 +11,8 @@ from mindspore import nn
 
 from hp_memory.offload import OffloadSettings
 from hp_memory.offload.actor_set import read_actor_set
-from hp_memory.offload.apply import jit_arguments
 from hp_memory.offload.dump import graph_of_call
+from hp_memory.offload.places import jit_arguments
 
 
 def main(folder: str) -> dict:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hp_memory.offload import OffloadSettings
-from hp_memory.offload.apply import capability, compile_config_module, compile_config_of
+from hp_memory.offload.apply import capability, compile_config_module
+from hp_memory.offload.places import compile_config_of
 
 
 def test_mindspore_has_every_setting(mindspore):

@@ -8,7 +8,7 @@ from typing import Any
 def unsafe(case: dict[str, Any], result: dict[str, Any]) -> bool:
     """Whether a plan, as JSON, reads freed device memory or loads a host copy that isn't there yet.
 
-    Every buffer is a cell ``[alive]``. Names are the texts of references; a name that shares memory holds the same cell.
+    Every buffer is a cell ``[alive]``; names are the texts of references, and names of one memory hold the same cell.
     """
     memory: dict[str, list[bool]] = {str([p["name"], 0]): [True] for p in case["parameters"]}
     holds: dict[str, list[bool] | None] = {str([p["name"], 0]): None for p in case["parameters"] if p["remote"]}

@@ -7,15 +7,9 @@ import types
 import pytest
 
 from hp_memory.errors import ConfigError
-from hp_memory.offload import OffloadSettings
-from hp_memory.offload.apply import (
-    applied,
-    apply,
-    compile_config_of,
-    environment_of,
-    jit_arguments,
-    jit_config_arguments,
-)
+from hp_memory.offload import OffloadSettings, mindspore_reads
+from hp_memory.offload.apply import applied, apply
+from hp_memory.offload.places import compile_config_of, environment_of, jit_arguments, jit_config_arguments
 from hp_memory.offload.settings import OffloadCommandSettings
 
 
@@ -83,33 +77,31 @@ def test_jit_takes_the_option_and_a_config_takes_it_as_json():
 
 @pytest.fixture
 def fake_mindspore(monkeypatch):
-    """MindSpore's two modules that matter here, so that this test doesn't import it."""
-    names = compile_config_of(OffloadSettings())
-    config = types.SimpleNamespace(**dict.fromkeys(names, "old"))
-    api = types.SimpleNamespace(ms_compile_cache=set(), cells_compile_cache={})
+    """MindSpore's module of settings, so that this test doesn't import it, in a process that has made no Cell."""
+    config = types.SimpleNamespace(**dict.fromkeys(compile_config_of(OffloadSettings()), "old"))
     monkeypatch.setitem(sys.modules, "mindspore.graph._parse.compile_config", config)
-    monkeypatch.setitem(sys.modules, "mindspore.graph.api", api)
-    return config, api
+    monkeypatch.setattr(mindspore_reads, "compile_config", lambda: None)
+    return config
 
 
 def test_settings_are_set_and_put_back(fake_mindspore, monkeypatch):
-    config, _ = fake_mindspore
+    config = fake_mindspore
     monkeypatch.setenv("MS_DEV_HYPER_OFFLOAD", "before")
     with applied(OffloadSettings(auto_offload="activation", select_distance=7)):
         assert (os.environ["MS_DEV_HYPER_OFFLOAD"], config.HYPER_OFFLOAD_SELECT_DISTANCE) == ("1", "7")
     assert (os.environ["MS_DEV_HYPER_OFFLOAD"], config.HYPER_OFFLOAD_SELECT_DISTANCE) == ("before", "old")
 
 
-def test_settings_are_refused_once_a_graph_was_compiled(fake_mindspore):
-    config, api = fake_mindspore
-    api.ms_compile_cache.add("phase")
-    with pytest.raises(ConfigError, match="reads these settings once"):
+def test_settings_are_refused_once_mindspore_has_read_them(fake_mindspore, monkeypatch):
+    config = fake_mindspore
+    monkeypatch.setattr(mindspore_reads, "compile_config", dict)
+    with pytest.raises(ConfigError, match=r"when the first nn\.Cell is made"):
         apply(OffloadSettings(auto_offload="activation"))
     assert config.HYPER_OFFLOAD_SELECT_DISTANCE == "old"
 
 
 def test_a_mindspore_without_a_setting_is_an_error(fake_mindspore):
-    config, _ = fake_mindspore
+    config = fake_mindspore
     del config.HYPER_OFFLOAD_SELECT_NUM
     with pytest.raises(ConfigError, match="has no HYPER_OFFLOAD_SELECT_NUM"):
         apply(OffloadSettings(auto_offload="activation"))
