@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hp_memory.offload.graph import Graph, Node, Output, Parameter, ParameterRef, Source, TensorType
 from hp_memory.offload.graph_json import GraphFormatError
+from hp_memory.offload.writes import is_view, written_inputs
 
 RECORD = re.compile(r"%(\d+) = ([\w.:\-]+)\((.*?)\)(?: op control\(([^()]*)\))?\s*$", re.DOTALL)
 REFERENCE = re.compile(r"%(\d+)\[(\d+)\]$")
@@ -22,6 +23,7 @@ CONSTANT = re.compile(r"(?:\w+\(.*\)|\(.*\)|None|\[.*\])$", re.DOTALL)
 DETAIL = re.compile(r"\t# ([\w ]+?) ?: ?(.*)$")
 POSITION = re.compile(r"(\d+)_(.+)$")
 ITEM = re.compile(r"<([^<>]*)>")
+NO_TENSOR = re.compile(r"(Bool|Int\d+|Float\d+|None|Tuple\[(Bool|Int|Float)[\w*, ]*\])$")
 TENSOR = re.compile(r"(?:Ref\[)?Tensor\[(\w+)\]\]?$")
 
 BYTES = {
@@ -29,17 +31,17 @@ BYTES = {
     "Float32": 4, "Int64": 8, "UInt64": 8, "Float64": 8, "Complex64": 8, "Complex128": 16,
 }  # fmt: skip
 
-# Kernels that write into parameters: their outputs share the buffers of these inputs.
-WRITES_INPUTS = {
-    "Adam": (0, 1, 2),
-    "AdamWeightDecay": (0, 1, 2),
-    "AdamW": (0, 1, 2),
-    "Momentum": (0,),
-    "ApplyMomentum": (0,),
-    "Assign": (0,),
-    "AssignAdd": (0,),
-    "AssignSub": (0,),
-}
+# A kernel that takes text: it stands in the dump without quotes, so only its references are read.
+TAKES_TEXT = ("Print", "StringAssert", "Assert")
+ANY_REFERENCE = re.compile(r"%param_[\w.]+|%\d+\[\d+\]")
+# Lines of a dump with control flow: blocks of several kernel graphs and the actors between them.
+CONTROL_FLOW = re.compile(
+    r"(Base|Switch|Gather|Control) Block : |\[.*actors?:\d+\]|%\d+ = (Entrance|Switch|Gather)Actor\("
+)
+WHY_NOT_CONTROL_FLOW = (
+    "the graph has control flow (if, while or for on a tensor): MindSpore makes several kernel graphs of it and plans "
+    "each by itself. Decide with Python values, or jit the part without control flow and plan its dump"
+)
 
 
 @dataclass(slots=True)
@@ -54,6 +56,13 @@ class Record:
     @property
     def is_kernel(self) -> bool:
         return ":" in self.name
+
+    @property
+    def kernel_name(self) -> str:
+        """The name behind the position in the AID."""
+        match = POSITION.match(self.details["AID"])
+        assert match is not None  # checked when positions were collected
+        return match[2]
 
     def items(self, key: str, side: int) -> list[str]:
         """The ``<...>`` items of ``# shape`` or ``# type``; side 0 the inputs, 1 the outputs."""
@@ -89,6 +98,10 @@ class Reader:
         return GraphFormatError(f"{self.origin}:{line}: {why}")
 
     def feed(self, number: int, line: str) -> None:
+        if CONTROL_FLOW.match(line):
+            raise self.fail(number, WHY_NOT_CONTROL_FLOW)
+        if self.pending and line.startswith(("\t#", "%")):
+            self.end_record("\n".join(self.pending))  # text with a bracket that nothing closes
         if self.pending:
             self.add_record(line)
         elif line.startswith("%"):
@@ -104,6 +117,9 @@ class Reader:
         text = "\n".join(self.pending)
         if text.count("(") + text.count("[") > text.count(")") + text.count("]"):
             return  # a constant with its values on the next lines
+        self.end_record(text)
+
+    def end_record(self, text: str) -> None:
         self.pending = []
         match = RECORD.match(text)
         if match is None:
@@ -111,7 +127,9 @@ class Reader:
         identity, name, arguments, _ = match.groups()
         if identity in self.records:
             raise self.fail(self.started, f"%{identity} is defined twice")
-        self.last = self.records[identity] = Record(self.started, name, split_arguments(arguments))
+        takes_text = name.split(":")[-1].rsplit("-op", 1)[0] in TAKES_TEXT
+        listed = ANY_REFERENCE.findall(arguments) if takes_text else split_arguments(arguments)
+        self.last = self.records[identity] = Record(self.started, name, listed)
 
     def add_detail(self, number: int, line: str) -> None:
         match = DETAIL.match(line)
@@ -146,28 +164,33 @@ class Reader:
             if int(match[1]) in found:
                 raise self.fail(record.line, f"position {match[1]} is taken twice")
             found[int(match[1])] = identity
-        if sorted(found) != list(range(len(found))):
-            missing = next(k for k in range(len(found)) if k not in found)
+        # The graphs of a process are counted on: only the first one begins at 0.
+        first = min(found, default=0)
+        missing = next((k for k in range(first, first + len(found)) if k not in found), None)
+        if missing is not None:
             raise GraphFormatError(f"{self.origin}: no kernel has position {missing}")
-        return {found[k]: k for k in range(len(found))}
+        return {found[first + k]: k for k in range(len(found))}
 
     def node(self, record: Record, positions: dict[str, int]) -> Node:
         op = record.name.split(":", 1)[1].rsplit("-op", 1)[0]
-        types = tuple(
-            self.tensor_type(record, shape, dtype)
-            for shape, dtype in zip(record.items("shape", 1), record.items("type", 1), strict=False)
-        )
+        kinds = record.items("type", 1)
+        no_tensor = any(NO_TENSOR.match(kind) for kind in kinds)
+        shapes = zip(record.items("shape", 1), kinds, strict=False)
+        types = () if no_tensor else tuple(self.tensor_type(record, shape, dtype) for shape, dtype in shapes)
         sources = [self.source(record, k, positions) for k in range(len(record.arguments))]
         # Constants are no inputs of a Graph, so positions of shared buffers count the others only.
         kept = [k for k, source in enumerate(sources) if source is not None]
-        shared = WRITES_INPUTS.get(op, ())[: len(types)]
+        shared = written_inputs(op)[: len(types)]
         return Node(
-            name=POSITION.match(record.details["AID"])[2],
+            name=record.kernel_name,
             op=op,
             inputs=tuple(sources[k] for k in kept),
-            output_bytes=tuple(nbytes_of(kind) for kind in types) or (0,),
+            output_bytes=tuple(nbytes_of(kind) or 0 for kind in types) or (0,),
             ref_outputs=tuple((out, kept.index(k)) for out, k in enumerate(shared) if k in kept),
             types=types,
+            unmarked_view=is_view(op) and bool(kept),
+            no_tensor=no_tensor,
+            unknown_bytes=any(nbytes_of(kind) is None for kind in types),
         )
 
     def tensor_type(self, record: Record, shape: str, dtype: str) -> TensorType:
@@ -178,8 +201,6 @@ class Reader:
         if numbers is None:
             raise self.fail(record.line, f"output shape {shape!r} is not known")
         dims = tuple(int(n) for n in numbers[1].split(",") if n.strip())
-        if any(n < 0 for n in dims):
-            raise self.fail(record.line, f"output shape {shape} is dynamic: its bytes aren't known")
         return TensorType(tensor[1], dims)
 
     def source(self, record: Record, index: int, positions: dict[str, int]) -> Source | None:
@@ -209,7 +230,8 @@ class Reader:
             if index >= min(len(shapes), len(types)):
                 raise self.fail(record.line, f"no shape for parameter {name!r}")
             kind = self.tensor_type(record, shapes[index], types[index])
-            self.parameters[name] = Parameter(name, nbytes_of(kind), type=kind)
+            nbytes = nbytes_of(kind)
+            self.parameters[name] = Parameter(name, nbytes or 0, type=kind, unknown_bytes=nbytes is None)
         return ParameterRef(name)
 
     def check_order(self, nodes: list[Node], identities: list[str]) -> None:
@@ -220,11 +242,13 @@ class Reader:
 
     @staticmethod
     def readable(source: Output, position: int, nodes: list[Node]) -> bool:
-        return source.node < position and source.index < len(nodes[source.node].output_bytes)
+        made = nodes[source.node]
+        return source.node < position and (made.no_tensor or source.index < len(made.output_bytes))
 
 
-def nbytes_of(kind: TensorType) -> int:
-    return math.prod(kind.shape) * BYTES[kind.dtype]
+def nbytes_of(kind: TensorType) -> int | None:
+    """Bytes of a tensor, None where a dimension is known at run time only."""
+    return None if any(n < 0 for n in kind.shape) else math.prod(kind.shape) * BYTES[kind.dtype]
 
 
 def split_arguments(text: str) -> list[str]:

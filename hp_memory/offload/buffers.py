@@ -24,7 +24,7 @@ class Buffers:
 
 def shared_input(node: Node, index: int) -> int | None:
     """The input whose buffer output ``index`` uses, or None where it has its own."""
-    if node.view or node.inplace:
+    if node.view or node.inplace or node.unmarked_view:
         return 0 if node.inputs else None
     if node.op == CONDITION_SWITCH:
         return index + 1 if index + 1 < len(node.inputs) else None

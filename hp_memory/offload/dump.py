@@ -12,11 +12,12 @@ from hp_memory.errors import ConfigError
 def graph_of_call(function: Callable, *args: Any, directory: str) -> str:
     """Compile ``function`` (decorated with ``mindspore.jit``) on ``args`` and return the path of its graph dump.
 
-    MindSpore reads the variables for saving graphs at each compile; several graphs give several files, of which the
-    one with most kernels is returned.
+    MindSpore reads the variables for saving graphs once, at the first compile of the process: compile nothing before,
+    or set MS_DEV_SAVE_GRAPHS and MS_DEV_SAVE_GRAPHS_PATH before the process starts. Several graphs give several files,
+    of which the one with most kernels is returned.
 
     Raises:
-        ConfigError: nothing was compiled, as when the call was cached.
+        ConfigError: no graph was written.
     """
     wanted = {"MS_DEV_SAVE_GRAPHS": "1", "MS_DEV_SAVE_GRAPHS_PATH": directory}
     before = {name: os.environ.get(name) for name in wanted}
@@ -38,6 +39,9 @@ def largest_dump(directory: str) -> str:
         if name.startswith("final_actor_set_") and name.endswith(".ir")
     ]
     if not found:
-        why = "no final kernel graph was written: was the function compiled before?"
+        why = (
+            "no final kernel graph was written. MindSpore reads MS_DEV_SAVE_GRAPHS at the first compile of a process: "
+            "compile nothing before, or set the variable before the process starts"
+        )
         raise ConfigError("directory", directory, why)
     return max(found, key=os.path.getsize)

@@ -45,6 +45,10 @@ class Node:
         types: type of each output, empty where only bytes are known.
         device_bytes: bytes of each output as the device's kernel asks for them, where a dump or a backend says so.
         workspace_bytes: bytes the kernel needs while it runs.
+        unmarked_view: every output is memory of input 0, but MindSpore's optimizer isn't told so and plans the kernel
+            as an ordinary one.
+        no_tensor: the output is a number or a tuple of numbers, which is never moved.
+        unknown_bytes: an output's shape is known at run time only; its bytes are 0 here.
     """
 
     name: str
@@ -60,6 +64,9 @@ class Node:
     types: tuple[TensorType, ...] = ()
     device_bytes: tuple[int, ...] | None = None
     workspace_bytes: int = 0
+    unmarked_view: bool = False
+    no_tensor: bool = False
+    unknown_bytes: bool = False
 
     @property
     def is_tuple(self) -> bool:
@@ -74,6 +81,7 @@ class Parameter:
     nbytes: int
     remote: bool = False
     type: TensorType | None = None
+    unknown_bytes: bool = False
 
 
 @dataclass(slots=True)
@@ -91,6 +99,11 @@ class Graph:
             return source.name
         node = self.nodes[source.node]
         return f"{node.name}[{source.index}]" if node.is_tuple else node.name
+
+    def unknown_bytes(self) -> str | None:
+        """The first parameter or kernel whose bytes are known at run time only."""
+        found = (item.name for item in (*self.parameters.values(), *self.nodes) if item.unknown_bytes)
+        return next(found, None)
 
     def nbytes(self, source: Source) -> int:
         if isinstance(source, ParameterRef):

@@ -3,60 +3,165 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hp_memory.errors import HPMemoryError
+from hp_memory.errors import HPMemoryError, nearest
 from hp_memory.offload.graph import Graph, Node, Output, Parameter, ParameterRef, Source
-from hp_memory.offload.operations import H2D, Input, Operation
+from hp_memory.offload.operations import H2D, Datum, Input, Operation
 from hp_memory.offload.optimizer import HyperOffloadPlan
+
+GRAPH_KEYS = ("parameters", "nodes", "graph_outputs")
+PARAMETER_KEYS = ("name", "bytes", "remote")
+NODE_KEYS = (
+    "name", "op", "inputs", "output_bytes", "view", "inplace", "ref_outputs", "enable_offload", "prefetch_distance",
+    "release_distance", "device_bytes", "workspace_bytes",
+)  # fmt: skip
+MOST_BYTES = 2**50  # a pebibyte: no tensor of a device is larger
 
 
 class GraphFormatError(HPMemoryError):
     """A graph file that can't be read."""
 
 
-def graph_from_dict(data: dict[str, Any], origin: str = "") -> Graph:
+def graph_from_dict(data: Any, origin: str = "") -> Graph:
     """Read ``parameters``, ``nodes`` (in execution order) and ``graph_outputs``.
 
     Raises:
-        GraphFormatError: a key is missing, or a node reads what doesn't exist yet.
+        GraphFormatError: a key is missing, unknown or of another type, a number out of range, or a node reads what
+            doesn't exist yet.
     """
-    try:
-        parameters = {p["name"]: Parameter(p["name"], p["bytes"], p.get("remote", False)) for p in data["parameters"]}
-        positions: dict[str, int] = {}
-        nodes = []
-        for record in data["nodes"]:
-            nodes.append(node_from_dict(record, positions, parameters))
-            positions[record["name"]] = len(nodes) - 1
-        outputs = tuple(source_from_list(ref, positions, parameters) for ref in data["graph_outputs"])
-    except (KeyError, TypeError) as error:
-        raise GraphFormatError(f"{origin or 'graph'}: missing or malformed {error}") from error
-    return Graph(nodes, parameters, outputs, origin)
+    return _GraphReader(origin).graph(data)
 
 
-def node_from_dict(record: dict[str, Any], positions: dict[str, int], parameters: dict[str, Parameter]) -> Node:
-    return Node(
-        name=record["name"],
-        op=record["op"],
-        inputs=tuple(source_from_list(ref, positions, parameters) for ref in record["inputs"]),
-        output_bytes=tuple(record["output_bytes"]),
-        view=record.get("view", False),
-        inplace=record.get("inplace", False),
-        ref_outputs=tuple((int(output), shared) for output, shared in record.get("ref_outputs", {}).items()),
-        enable_offload=record.get("enable_offload"),
-        prefetch_distance=record.get("prefetch_distance"),
-        release_distance=record.get("release_distance"),
-        device_bytes=None if record.get("device_bytes") is None else tuple(record["device_bytes"]),
-        workspace_bytes=record.get("workspace_bytes", 0),
-    )
+class _GraphReader:
+    """``where`` in its methods is the place in the file that an error names."""
 
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.parameters: dict[str, Parameter] = {}
+        self.positions: dict[str, int] = {}
+        self.nodes: list[Node] = []
 
-def source_from_list(ref: list[Any], positions: dict[str, int], parameters: dict[str, Parameter]) -> Source:
-    if ref[0] in positions:
-        return Output(positions[ref[0]], ref[1])
-    if ref[0] in parameters:
-        return ParameterRef(ref[0], load=len(ref) > 2 and ref[2] == "load")
-    raise GraphFormatError(f"{ref[0]!r} is read before it exists")
+    def fail(self, where: str, why: str) -> GraphFormatError:
+        return GraphFormatError(f"{self.origin or 'graph'}: {where} {why}")
+
+    def graph(self, data: Any) -> Graph:
+        record = self.record(data, "the graph", GRAPH_KEYS, GRAPH_KEYS)
+        for k, item in enumerate(self.items(record["parameters"], "parameters")):
+            self.parameter(item, f"parameters[{k}]")
+        for k, item in enumerate(self.items(record["nodes"], "nodes")):
+            node = self.node(item, f"nodes[{k}]")
+            self.positions[node.name] = len(self.nodes)
+            self.nodes.append(node)
+        outputs = self.items(record["graph_outputs"], "graph_outputs")
+        sources = tuple(self.source(ref, f"graph_outputs[{k}]") for k, ref in enumerate(outputs))
+        return Graph(self.nodes, self.parameters, sources, self.origin)
+
+    def parameter(self, data: Any, where: str) -> None:
+        record = self.record(data, where, PARAMETER_KEYS, ("name", "bytes"))
+        name = self.fresh_name(record["name"], where)
+        nbytes = self.number(record["bytes"], f"{where}.bytes", MOST_BYTES)
+        self.parameters[name] = Parameter(name, nbytes, self.flag(record.get("remote", False), f"{where}.remote"))
+
+    def node(self, data: Any, where: str) -> Node:
+        record = self.record(data, where, NODE_KEYS, ("name", "op", "inputs", "output_bytes"))
+        name = self.fresh_name(record["name"], where)
+        inputs = self.items(record["inputs"], f"{where}.inputs")
+        if not isinstance(record["op"], str):
+            raise self.fail(f"{where}.op={record['op']!r}", "must be text")
+        made = Node(
+            name=name,
+            op=record["op"],
+            inputs=tuple(self.source(ref, f"{where}.inputs[{k}]") for k, ref in enumerate(inputs)),
+            output_bytes=self.sizes(record["output_bytes"], f"{where}.output_bytes"),
+            view=self.flag(record.get("view", False), f"{where}.view"),
+            inplace=self.flag(record.get("inplace", False), f"{where}.inplace"),
+            workspace_bytes=self.number(record.get("workspace_bytes", 0), f"{where}.workspace_bytes", MOST_BYTES),
+        )
+        if (made.view or made.inplace) and not made.inputs:
+            raise self.fail(where, "is a view or works in place, but has no input")
+        made.ref_outputs = self.shared(record.get("ref_outputs", {}), made, f"{where}.ref_outputs")
+        self.attributes(made, record, where)
+        return made
+
+    def attributes(self, node: Node, record: Mapping[str, Any], where: str) -> None:
+        """What a node may have or not: null counts as not set."""
+        if record.get("enable_offload") is not None:
+            node.enable_offload = self.flag(record["enable_offload"], f"{where}.enable_offload")
+        for name in ("prefetch_distance", "release_distance"):
+            if record.get(name) is not None:
+                setattr(node, name, self.number(record[name], f"{where}.{name}", 2**63 - 1))
+        if record.get("device_bytes") is not None:
+            node.device_bytes = self.sizes(record["device_bytes"], f"{where}.device_bytes")
+            if len(node.device_bytes) != len(node.output_bytes):
+                raise self.fail(f"{where}.device_bytes", f"needs {len(node.output_bytes)} numbers, one for each output")
+
+    def shared(self, data: Any, node: Node, where: str) -> tuple[tuple[int, int], ...]:
+        if not isinstance(data, Mapping):
+            raise self.fail(f"{where}={data!r}", "must be an object: output -> input whose buffer it shares")
+        found = []
+        for output, index in data.items():
+            if not output.isdecimal() or int(output) >= len(node.output_bytes):
+                raise self.fail(f"{where}: {output!r}", f"is no output: there are {len(node.output_bytes)}")
+            found.append((int(output), self.number(index, f"{where}.{output}", len(node.inputs) - 1)))
+        return tuple(found)
+
+    def sizes(self, data: Any, where: str) -> tuple[int, ...]:
+        items = self.items(data, where)
+        if not items:
+            raise self.fail(where, "is empty: a kernel has at least one output")
+        return tuple(self.number(item, f"{where}[{k}]", MOST_BYTES) for k, item in enumerate(items))
+
+    def source(self, ref: Any, where: str) -> Source:
+        if not isinstance(ref, list) or not 2 <= len(ref) <= 3 or not isinstance(ref[0], str):
+            raise self.fail(f"{where}={ref!r}", 'is no reference: ["name", output]')
+        name, index = ref[0], ref[1]
+        if name in self.positions:
+            if len(ref) > 2:
+                raise self.fail(f"{where}={ref!r}", "reads a kernel through a Load node, which parameters only have")
+            node = self.positions[name]
+            return Output(node, self.number(index, f"{where}[1]", len(self.nodes[node].output_bytes) - 1))
+        if name in self.parameters:
+            self.number(index, f"{where}[1]", 0)
+            if ref[2:] not in ([], ["load"]):
+                raise self.fail(f"{where}={ref!r}", 'may say "load" as its third item only')
+            return ParameterRef(name, load=len(ref) > 2)
+        raise self.fail(f"{where}={ref!r}", f"{name!r} is read before it exists")
+
+    def record(self, data: Any, where: str, known: Sequence[str], needed: Sequence[str]) -> Mapping[str, Any]:
+        if not isinstance(data, Mapping):
+            raise self.fail(where, f"must be an object with {', '.join(needed)}")
+        for key in data:
+            if key not in known:
+                hint = nearest(key, known)
+                raise self.fail(where, f"has no key {key!r}{f'; did you mean {hint!r}?' if hint else ''}")
+        missing = [key for key in needed if key not in data]
+        if missing:
+            raise self.fail(where, f"lacks {', '.join(missing)}")
+        return data
+
+    def fresh_name(self, name: Any, where: str) -> str:
+        if not isinstance(name, str) or not name:
+            raise self.fail(f"{where}.name={name!r}", "must be text")
+        if name in self.positions or name in self.parameters:
+            raise self.fail(f"{where}.name={name!r}", "is taken already")
+        return name
+
+    def items(self, data: Any, where: str) -> list[Any]:
+        if not isinstance(data, list):
+            raise self.fail(where, "must be a list")
+        return data
+
+    def flag(self, value: Any, where: str) -> bool:
+        if not isinstance(value, bool):
+            raise self.fail(f"{where}={value!r}", "must be true or false")
+        return value
+
+    def number(self, value: Any, where: str, most: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+            raise self.fail(f"{where}={value!r}", f"must be a whole number from 0 to {most}")
+        return value
 
 
 def plan_to_dict(plan: HyperOffloadPlan) -> dict[str, Any]:
@@ -91,7 +196,7 @@ def plan_to_dict(plan: HyperOffloadPlan) -> dict[str, Any]:
 
 
 def copy_numbers(plan: HyperOffloadPlan) -> dict[Operation, int]:
-    seen: Counter[Source] = Counter()
+    seen: Counter[Datum] = Counter()
     numbers = {}
     for operation in plan.operations.of_kind(H2D):
         numbers[operation] = seen[operation.data]

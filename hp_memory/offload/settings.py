@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, fields
 
@@ -19,6 +20,12 @@ COUNTS = (
     "headroom",
     "dynamic_shape_placeholder_bytes",
 )
+MOST = 1e12
+# What each strategy leaves unread; weights have neither.
+UNREAD = {
+    "distance": ("max_device_memory", "headroom", "score_weights", "memory_block_path"),
+    "peak": ("select_distance", "select_num"),
+}
 POSITIVE = ("d2h_bandwidth_gbps", "h2d_bandwidth_gbps", "kernel_time_us")
 
 
@@ -89,11 +96,30 @@ class OffloadSettings:
         for name in COUNTS:
             require_count(f"{path}.{name}", getattr(self, name))
         for name in POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{path}.{name}", getattr(self, name), "must be above 0")
+            if not 0 < getattr(self, name) < MOST:
+                raise ConfigError(f"{path}.{name}", getattr(self, name), f"must be above 0 and below {MOST:g}")
+        for k, weight in enumerate(self.score_weights):
+            if not math.isfinite(weight):
+                raise ConfigError(f"{path}.score_weights[{k}]", weight, "must be a finite number")
         self._validate_strategy(path)
+        self._refuse_unread(path)
         for k, stage in enumerate(self.stages):
             require_count(f"{path}.stages[{k}]", stage)
+
+    def _refuse_unread(self, path: str) -> None:
+        """Settings that the chosen strategy, or a pass over weights alone, doesn't read."""
+        default = OffloadSettings()
+        for strategy, names in UNREAD.items():
+            other = "peak" if strategy == "distance" else "distance"
+            for name in names:
+                if self.strategy == strategy and getattr(self, name) != getattr(default, name):
+                    raise ConfigError(
+                        f"{path}.{name}", getattr(self, name), f"has an effect with offload.strategy={other} only"
+                    )
+        for name in ("strategy", "select_distance", "select_num", "filter_percentage", "stages"):
+            if self.auto_offload == "weight" and getattr(self, name) != getattr(default, name):
+                why = "has an effect on activations only: offload.auto_offload is weight"
+                raise ConfigError(f"{path}.{name}", getattr(self, name), why)
 
     def _validate_strategy(self, path: str) -> None:
         if len(self.score_weights) != 4:
@@ -108,6 +134,17 @@ class OffloadSettings:
                 raise ConfigError(f"{path}.{name}", True, "has an effect with offload.strategy=peak only")
 
 
+# What each action of the command reads beside the graph, the settings, `remote` and `stage`.
+READS = {
+    "plan": ("kernel_times",),
+    "timeline": ("kernel_times",),
+    "advise": ("kernel_times", "exposed_us", "evaluations"),
+    "verify": ("trace",),
+}
+# Passed on to MindSpore, but no part of the planner's model.
+NOT_MODELLED = ("memory_block_path", "sliding_window")
+
+
 @dataclass
 class OffloadCommandSettings:
     """What ``hp-memory offload ACTION`` reads beside the ``offload`` group."""
@@ -120,27 +157,49 @@ class OffloadCommandSettings:
     """A CSV of ``name,us`` with measured kernel times; empty takes ``offload.kernel_time_us`` for each kernel."""
     remote: list[str] = field(default_factory=list)
     """Parameters that live on the host, as shell patterns such as ``layers.*.weight``."""
+    stage: int = 0
+    """Pipeline stage that the graph is of, for ``offload.stages``."""
     exposed_us: float = 0.0
     """``advise``: transfer time that compute may wait for, in microseconds per step."""
     evaluations: int = 600
     """``advise``: how many settings to try at most."""
 
-    def validate(self, action: str) -> None:
-        """Refuse a missing file or a bound below zero.
+    def validate(self, action: str, offload: OffloadSettings) -> None:
+        """Refuse missing files, bounds out of range, and what the action or the planner doesn't read.
 
         Raises:
             ConfigError: naming the setting.
         """
         require_one_of("action", action, ACTIONS)
         require_file("graph", self.graph)
-        if action == "verify":
+        default = OffloadCommandSettings()
+        for name in ("trace", "kernel_times", "exposed_us", "evaluations"):
+            value = getattr(self, name)
+            if name not in READS[action] and value != getattr(default, name):
+                readers = [reader for reader, names in READS.items() if name in names]
+                raise ConfigError(name, value, f"isn't read by `offload {action}`, but by {', '.join(readers)}")
+        if action == "verify" or self.trace:
             require_file("trace", self.trace)
         if self.kernel_times:
             require_file("kernel_times", self.kernel_times)
-        if self.exposed_us < 0:
-            raise ConfigError("exposed_us", self.exposed_us, "must be 0 or more")
+        require_count("stage", self.stage)
+        if not 0 <= self.exposed_us < MOST:
+            raise ConfigError("exposed_us", self.exposed_us, f"must be 0 or more and below {MOST:g}")
         if self.evaluations < 1:
             raise ConfigError("evaluations", self.evaluations, "must be 1 or more")
+        self._refuse_unmodelled(action, offload)
+
+    def _refuse_unmodelled(self, action: str, offload: OffloadSettings) -> None:
+        if self.remote and not offload.moves_parameters:
+            why = "has no effect: weights stay where they are with offload.auto_offload="
+            raise ConfigError("remote", list(self.remote), f"{why}{offload.auto_offload}")
+        if action == "advise" and offload.auto_offload == "none":
+            raise ConfigError(
+                "offload.auto_offload", "none", "moves nothing: there is nothing to advise", AUTO_OFFLOAD[1:]
+            )
+        for name in NOT_MODELLED:
+            if getattr(offload, name) != getattr(OffloadSettings(), name):
+                raise ConfigError(f"offload.{name}", getattr(offload, name), "isn't modelled by the planner")
 
 
 def require_one_of(path: str, value: object, accepted: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ first kernel have no events, so the step begins when they are done.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -92,8 +92,9 @@ class Timeline:
 
 
 def baseline(graph: Graph, settings: OffloadSettings) -> HyperOffloadPlan:
-    """The same graph with nothing moved."""
-    return HyperOffloadPlan(graph, settings, HyperOffloadOperations(), outputs=list(graph.outputs))
+    """The same graph with nothing moved: weights that are remote in the plan are on the device."""
+    off = replace(settings, auto_offload="none")
+    return HyperOffloadPlan(graph, off, HyperOffloadOperations(), outputs=list(graph.outputs))
 
 
 def kernel_times(graph: Graph, settings: OffloadSettings, measured: dict[str, float] | None = None) -> np.ndarray:
@@ -133,7 +134,8 @@ class Simulation:
 
     def run(self, kinds: dict[str, str]) -> Timeline:
         for parameter in self.plan.graph.parameters.values():
-            (self.host if parameter.remote else self.device).append((0.0, parameter.nbytes))
+            remote = parameter.remote and self.plan.settings.moves_parameters
+            (self.host if remote else self.device).append((0.0, parameter.nbytes))
         self.load_before_start()
         starts, ends = [], []
         dying = self.deaths()

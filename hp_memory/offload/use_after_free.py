@@ -78,7 +78,8 @@ class _Machine:
         node, inputs = self.plan.graph.nodes[position], self.plan.inputs_of(position)
         for source in inputs[:1] if node.op == CONDITION_SWITCH else inputs:
             self.read(source, position)
-        if not (node.view or node.inplace or node.ref_outputs or node.op == CONDITION_SWITCH):
+        marked = node.view or node.inplace or node.unmarked_view
+        if not (marked or node.ref_outputs or node.op == CONDITION_SWITCH):
             return
         for index in range(len(node.output_bytes)):
             shared = shared_input(node, index)

@@ -87,6 +87,8 @@ def why_invalid(graph: Graph, info: UserInfo) -> str | None:
     producer = graph.nodes[info.node.node]
     if producer.op in NOT_KERNELS or producer.op in NEVER_MOVED:
         return f"a {producer.op} is never moved"
+    if producer.no_tensor:
+        return "it is no tensor"
     if producer.enable_offload is False:
         return "enable_offload is false"
     if any(info.node.index == output for output, _ in producer.ref_outputs):

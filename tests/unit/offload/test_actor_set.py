@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import ast
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from hp_memory.offload import GraphFormatError, Output, ParameterRef
 from hp_memory.offload.actor_set import read_actor_set, split_arguments
+from hp_memory.offload.writes import UNSIGNED, WRITES_INPUTS, written_inputs
 
 DATA = Path(__file__).parents[2] / "data" / "offload"
 
@@ -63,7 +66,6 @@ def test_order_is_the_one_of_the_positions_and_actors_are_passed_through(read):
     ("before", "after", "line", "words"),
     [
         ("]> <Tensor[Int32]> -> <Tensor[Int32]>", "]> <Tensor[Int32]> -> <Tensor[Odd]>", 20, "'Tensor[Odd]'"),
-        ("<(2, 1)> -> <(4, 4)>", "<(2, 1)> -> <(-1, 4)>", 14, "dynamic"),
         ("%3[0], ", "%30[0], ", 14, "%30[0] doesn't exist"),
         ("%3[0], ", "what?, ", 14, "not understood"),
         ("# AID : 2_Default", "# AID : 1_Default", 20, "position 1 is taken twice"),
@@ -101,3 +103,72 @@ def test_arguments_split_outside_brackets():
         "(2, 3)",
     ]
     assert split_arguments("") == []
+
+
+DUMPS = Path(__file__).parents[2] / "data" / "offload" / "dumps"
+
+
+def dump(name):
+    return read_actor_set(DUMPS / f"{name}.ir")
+
+
+def test_graphs_after_the_first_of_a_process_are_counted_on():
+    assert [node.op for node in dump("second").nodes] == ["MatMul", "ReLU", "Mul"]
+
+
+def test_views_are_memory_of_their_input_without_a_mark_for_the_optimizer():
+    graph = dump("views")
+    views = [node for node in graph.nodes if node.unmarked_view]
+    assert [node.op for node in views] == ["NarrowView", "TransposeExtView", "SplitTensorView"]
+    assert not any(node.view for node in views)
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "shared"),
+    [
+        ("sgd", "SGD", ((0, 0),)),
+        ("rmsprop", "ApplyRMSProp", ((0, 0),)),
+        ("adagrad", "ApplyAdagrad", ((0, 0), (1, 1))),
+    ],
+)
+def test_updates_of_parameters_make_no_new_memory(name, op, shared):
+    assert [node.ref_outputs for node in dump(name).nodes if node.op == op] == [shared, shared]
+
+
+@pytest.mark.parametrize(("name", "first"), [("nonzero", "Default/NonZero-op0"), ("dynamic", "a")])
+def test_a_dynamic_shape_is_read_with_unknown_bytes(name, first):
+    assert dump(name).unknown_bytes() == first
+
+
+def test_numbers_are_no_tensors_and_text_is_no_argument():
+    assert [node.op for node in dump("dynamic").nodes if node.no_tensor] == ["ShapeCalc"]
+    printed = next(node for node in dump("print").nodes if node.op == "Print")
+    assert printed.inputs == (Output(0),)
+
+
+@pytest.mark.parametrize("name", ["if", "while"])
+def test_control_flow_is_refused_with_what_to_do(name):
+    with pytest.raises(GraphFormatError, match=r"control flow .* Decide with Python values, or jit the part without"):
+        dump(name)
+
+
+def signatures(folder):
+    """Inputs that a kernel writes, by MindSpore's own sources."""
+    found = {}
+    for path in folder.rglob("*.py"):
+        text = path.read_text()
+        for made in ast.walk(ast.parse(text)) if "RW_WRITE" in text else ():
+            for line in made.body if isinstance(made, ast.ClassDef) else ():
+                if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "__mindspore_signature__":
+                    items = enumerate(getattr(line.value, "elts", ()))
+                    found[made.name] = tuple(k for k, item in items if "RW_WRITE" in ast.unparse(item))
+    return found
+
+
+def test_written_inputs_are_those_of_mindspores_signatures():
+    spec = find_spec("mindspore")
+    theirs = signatures(Path(spec.submodule_search_locations[0]) / "ops")
+    assert {op: theirs.get(op) for op in WRITES_INPUTS} == WRITES_INPUTS
+    first = {op: written for op, written in theirs.items() if op.startswith("Inplace") and written}
+    assert {op for op in first if written_inputs(op) != first[op]} == set()
+    assert not theirs.keys() & UNSIGNED.keys()

@@ -23,14 +23,18 @@ from hp_memory.offload.apply import (
     worker_environment,
     worker_task,
 )
-from hp_memory.offload.places import COMPILE_CONFIG, PLACES, compile_config_of, environment_of
+from hp_memory.offload.places import PLACES, compile_config_of, environment_of
 
-# Every setting at a value of its own.
+# Every setting that a strategy reads, at a value of its own.
+BOTH = {
+    "auto_offload": "all", "prefetch_distance": 3, "release_distance": 4, "stages": [0, 2], "sliding_window": True,
+    "d2h_bandwidth_gbps": 11.0, "h2d_bandwidth_gbps": 12.0, "kernel_time_us": 13.0,
+    "dynamic_shape_placeholder_bytes": 99,
+}  # fmt: skip
+BY_DISTANCE = OffloadSettings(**BOTH, select_distance=201, select_num=7, filter_percentage=60)
 UNUSUAL = OffloadSettings(
-    auto_offload="all", strategy="peak", select_distance=201, select_num=7, prefetch_distance=3, release_distance=4,
-    max_device_memory=10**9, headroom=5, score_weights=[0.5, 2.0, 0.25, 3.0], stages=[0, 2], adaptive_release=True,
-    adaptive_prefetch=True, d2h_bandwidth_gbps=11.0, h2d_bandwidth_gbps=12.0, kernel_time_us=13.0,
-    memory_block_path="blocks.csv", dynamic_shape_placeholder_bytes=99, sliding_window=True,
+    **BOTH, strategy="peak", max_device_memory=10**9, headroom=5, score_weights=[0.5, 2.0, 0.25, 3.0],
+    adaptive_release=True, adaptive_prefetch=True, memory_block_path="blocks.csv",
 )  # fmt: skip
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -57,15 +61,20 @@ print(json.dumps([compile_config(), {k: v for k, v in os.environ.items() if "HYP
 """
 
 
-def test_every_setting_has_one_place_and_reaches_mindspore(tmp_path):
+def test_every_setting_has_one_place():
     assert len({place.name for place in PLACES}) == len(PLACES)
     assert {place.setting for place in PLACES} == {field.name for field in fields(OffloadSettings)}
-    read, environment = json.loads(python(READS, tmp_path, UNUSUAL))
-    assert {name: read[name] for name in compile_config_of(UNUSUAL)} == compile_config_of(UNUSUAL)
-    assert environment == {name: value for name, value in environment_of(UNUSUAL).items() if value is not None}
-    # Each differs from what MindSpore has by itself, so that a setting that is dropped shows.
-    default = compile_config_of(OffloadSettings())
-    assert [p.name for p in PLACES if p.where == COMPILE_CONFIG and read[p.name] == default[p.name]] == []
+
+
+def test_every_setting_reaches_mindspore(tmp_path):
+    default, seen = compile_config_of(OffloadSettings()), set()
+    for settings in (UNUSUAL, BY_DISTANCE):
+        read, environment = json.loads(python(READS, tmp_path, settings))
+        assert {name: read[name] for name in default} == compile_config_of(settings)
+        assert environment == {name: value for name, value in environment_of(settings).items() if value is not None}
+        seen |= {name for name in default if read[name] != default[name]} | environment.keys()
+    # Each was something else than MindSpore has by itself, so that a setting that is dropped shows.
+    assert seen == {place.name for place in PLACES}
 
 
 def test_mindspores_own_defaults_are_ours(mindspore):

@@ -47,14 +47,17 @@ def test_a_setting_the_strategy_does_not_read_is_refused():
         OffloadSettings(strategy="peak", filter_percentage=50).validate("offload")
 
 
+ON = OffloadSettings(auto_offload="activation")
+
+
 def test_the_command_needs_its_files(tmp_path):
     graph = tmp_path / "g.json"
     graph.write_text("{}")
-    OffloadCommandSettings(graph=str(graph)).validate("plan")
+    OffloadCommandSettings(graph=str(graph)).validate("plan", ON)
     with pytest.raises(ConfigError, match="graph=''"):
-        OffloadCommandSettings().validate("plan")
+        OffloadCommandSettings().validate("plan", ON)
     with pytest.raises(ConfigError, match=r"trace='nowhere\.log': no such file"):
-        OffloadCommandSettings(graph=str(graph), trace="nowhere.log").validate("verify")
+        OffloadCommandSettings(graph=str(graph), trace="nowhere.log").validate("verify", ON)
 
 
 def test_environment_and_compile_configuration_are_what_2_10_reads():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hp_memory.offload import HyperOffloadInput, OffloadSettings, graph_from_dict, run
+from hp_memory.offload.graph_json import GRAPH_KEYS
 from hp_memory.offload.ids import std_hash
 from hp_memory.offload.trace import Trace, TraceFormatError, differences, parse_traces, planned_trace
 
@@ -25,7 +26,7 @@ def planned(case):
     config = case["config"]
     names = ("strategy", "prefetch_distance", "release_distance", "max_device_memory", "headroom", "score_weights")
     settings = OffloadSettings(auto_offload="activation", **{name: config[name] for name in names})
-    return run(HyperOffloadInput(graph_from_dict(case), settings))
+    return run(HyperOffloadInput(graph_from_dict({key: case[key] for key in GRAPH_KEYS}), settings))
 
 
 @pytest.fixture(scope="module")
