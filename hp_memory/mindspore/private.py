@@ -37,15 +37,12 @@ __all__ = [
     "executor",
     "get_curr_amp_strategy",
     "get_rng_state",
-    "graph_api",
     "no_grad",
     "recompute",
     "run_backward",
     "set_rng_state",
 ]
 
-# What graph mode has compiled in this process.
-graph_api = importlib.import_module("mindspore.graph.api")
 # The package attribute of this name is the public function, so the module has to be asked for.
 recompute = importlib.import_module("mindspore.common.recompute")
 

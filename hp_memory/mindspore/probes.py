@@ -54,8 +54,8 @@ PROBES: tuple[Probe, ...] = (
     ),
     Probe(
         "mindspore.graph.api",
-        ("_pynative_executor", "_no_grad", "_GradientEdge", "ms_compile_cache", "cells_compile_cache"),
-        "recording, split backward, in-place updates, settings of graph mode that come too late",
+        ("_pynative_executor", "_no_grad", "_GradientEdge"),
+        "recording, split backward, in-place updates",
         "mindspore/common/api.py",
     ),
     Probe(

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from hp_memory.errors import ConfigError
-from hp_memory.offload import mindspore_reads
+from hp_memory.mindspore import compile_config
 from hp_memory.offload.places import compile_config_of, environment_of, setting_of
 from hp_memory.offload.settings import OffloadSettings
 
@@ -117,7 +117,7 @@ def apply(settings: OffloadSettings) -> Applied:
             raise ConfigError(
                 f"offload.{setting_of(name)}", name, f"this MindSpore's compile configuration has no {name}"
             )
-    if settings.auto_offload != "none" and mindspore_reads.compile_config() is not None:
+    if settings.auto_offload != "none" and compile_config.in_force() is not None:
         why = "MindSpore reads its settings when the first nn.Cell is made, and one was: apply them before"
         raise ConfigError("offload.auto_offload", settings.auto_offload, why)
     done = Applied(environment_of(settings), attributes)
@@ -136,7 +136,7 @@ def refuse_out_of_force(settings: OffloadSettings, path: str) -> None:
         if os.environ.get(name) != wanted:
             why = f"MindSpore reads {name}={os.environ.get(name)!r} from the environment, not {wanted!r}: {how}"
             raise ConfigError(f"{path}.{setting_of(name)}", getattr(settings, setting_of(name)), why)
-    read = mindspore_reads.compile_config()
+    read = compile_config.in_force()
     module = compile_config_module()
     for name, wanted in compile_config_of(settings).items():
         found = str(getattr(module, name)) if read is None else read.get(name)
@@ -183,7 +183,7 @@ def capability() -> tuple[bool, str]:
     if not hasattr(module, "HYPER_OFFLOAD_SELECT_DISTANCE"):
         return False, "this MindSpore has no HyperOffload (2.10.0 has)"
     try:
-        mindspore_reads.compile_config()
+        compile_config.in_force()
     except OSError as error:
         return False, f"whether settings are in force can't be checked: {error}"
     if shutil.which("npu-smi") is None and not os.path.exists("/dev/davinci_manager"):

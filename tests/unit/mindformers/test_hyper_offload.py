@@ -8,7 +8,7 @@ import pytest
 
 from hp_memory.errors import ConfigError
 from hp_memory.mindformers import hyper_offload
-from hp_memory.offload import mindspore_reads
+from hp_memory.mindspore import compile_config
 from hp_memory.offload.settings import OffloadSettings
 
 
@@ -55,8 +55,8 @@ class TestRefusals:
         monkeypatch.setenv("MS_DEV_HYPER_OFFLOAD", "1")
         with pytest.raises(ConfigError, match=r"offload\.select_num=7: MindSpore reads HYPER_OFFLOAD_SELECT_NUM=100"):
             hyper_offload.configure(network, self.OFFLOAD)
-        read = mindspore_reads.compile_config() | {"HYPER_OFFLOAD_SELECT_NUM": "7"}
-        monkeypatch.setattr(mindspore_reads, "compile_config", lambda: read)
+        read = compile_config.in_force() | {"HYPER_OFFLOAD_SELECT_NUM": "7"}
+        monkeypatch.setattr(compile_config, "in_force", lambda: read)
         hyper_offload.configure(network, self.OFFLOAD)
         assert json.loads(network.jit_config_dict["options"]) == {"auto_offload": "activation"}
 

@@ -56,8 +56,8 @@ class Model(nn.Cell):
     pass
 Model()
 import json, os
-from hp_memory.offload.mindspore_reads import compile_config
-print(json.dumps([compile_config(), {k: v for k, v in os.environ.items() if "HYPER_OFFLOAD" in k}]))
+from hp_memory.mindspore.compile_config import in_force
+print(json.dumps([in_force(), {k: v for k, v in os.environ.items() if "HYPER_OFFLOAD" in k}]))
 """
 
 

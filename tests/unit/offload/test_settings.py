@@ -7,7 +7,8 @@ import types
 import pytest
 
 from hp_memory.errors import ConfigError
-from hp_memory.offload import OffloadSettings, mindspore_reads
+from hp_memory.mindspore import compile_config
+from hp_memory.offload import OffloadSettings
 from hp_memory.offload.apply import applied, apply
 from hp_memory.offload.places import compile_config_of, environment_of, jit_arguments, jit_config_arguments
 from hp_memory.offload.settings import OffloadCommandSettings
@@ -83,7 +84,7 @@ def fake_mindspore(monkeypatch):
     """MindSpore's module of settings, so that this test doesn't import it, in a process that has made no Cell."""
     config = types.SimpleNamespace(**dict.fromkeys(compile_config_of(OffloadSettings()), "old"))
     monkeypatch.setitem(sys.modules, "mindspore.graph._parse.compile_config", config)
-    monkeypatch.setattr(mindspore_reads, "compile_config", lambda: None)
+    monkeypatch.setattr(compile_config, "in_force", lambda: None)
     return config
 
 
@@ -97,7 +98,7 @@ def test_settings_are_set_and_put_back(fake_mindspore, monkeypatch):
 
 def test_settings_are_refused_once_mindspore_has_read_them(fake_mindspore, monkeypatch):
     config = fake_mindspore
-    monkeypatch.setattr(mindspore_reads, "compile_config", dict)
+    monkeypatch.setattr(compile_config, "in_force", dict)
     with pytest.raises(ConfigError, match=r"when the first nn\.Cell is made"):
         apply(OffloadSettings(auto_offload="activation"))
     assert config.HYPER_OFFLOAD_SELECT_DISTANCE == "old"

@@ -20,7 +20,7 @@ HEADER, PARENT, COUNT, LEFT, RIGHT, PAIR, MAP_SIZE = 8, 8, 40, 16, 24, 32, 48
 MOST_ENTRIES = 10_000  # far above the 57 of 2.10.0: another layout would give any number
 
 
-def compile_config() -> dict[str, str] | None:
+def in_force() -> dict[str, str] | None:
     """The configuration in force, or None while MindSpore hasn't read it.
 
     Raises:
