@@ -13,7 +13,7 @@ SEARCHED = {
     "name": "searched",
     "default": "save",
     "layers": [
-        {"layers": "1-2", "default": "recompute", "save": ["attention.core", "gmm.down", "shared_experts"]},
+        {"layers": "1-2", "default": "recompute", "save": ["attention.core", "gmm.down"]},
         {"layers": "3", "default": "recompute", "save": ["attention", "all2all", "gmm"]},
     ],
 }

@@ -249,13 +249,15 @@ class _Schedule:
         ]
 
     def _run(self, step: MetaStep, context: PipelineContext) -> None:
+        assert step.stage_index is not None, "only a pair has no stage of its own"
         stage, micro = self._stage_dict[step.stage_index], step.micro_index
-        if step.type is T.FWD:
+        if micro is None:
+            getattr(stage, _WITHOUT_MICRO_BATCH[step.type])()
+        elif step.type is T.FWD:
             out = stage.forward_one_chunk(micro, context.arg_mbs[micro], context.kwarg_mbs[micro])
             self.update_losses(stage, out, context.losses)
-        elif step.type in _STAGE_METHODS:
-            arguments = () if micro is None else (micro,)
-            getattr(stage, _STAGE_METHODS[step.type])(*arguments)
+        else:
+            getattr(stage, _OF_A_MICRO_BATCH[step.type])(micro)
 
     @staticmethod
     def update_losses(stage: PipelineStage, out: Any, losses: list[Any]) -> None:
@@ -269,7 +271,7 @@ class _Schedule:
     wait_bwd_recv = wait_fwd_recv
 
 
-_STAGE_METHODS = {
+_OF_A_MICRO_BATCH = {
     T.BWD: "backward_one_chunk",
     T.BWD_INPUT: "backward_input_one_chunk",
     T.BWD_WEIGHT: "backward_weight_one_chunk",
@@ -277,6 +279,8 @@ _STAGE_METHODS = {
     T.FWD_RECV: "receive_forward",
     T.BWD_SEND: "send_backward",
     T.BWD_RECV: "receive_backward",
+}
+_WITHOUT_MICRO_BATCH = {
     T.FSDP_UNSHARD: "unshard",
     T.FSDP_REDUCE_GRAD: "reduce_gradients",
     T.FSDP_RESHARD: "reshard",

@@ -223,7 +223,8 @@ class PipelineStage:
 
     def reduce_gradients(self) -> None:
         """Reduces what all micro-batches have added up."""
-        self.sharded.reduce_gradients()
+        if self.sharded is not None:
+            self.sharded.reduce_gradients()
 
     def _modules(self) -> list[HSDPModule]:
         return [cell for _, cell in self.submodule.cells_and_names() if isinstance(cell, HSDPModule)]
