@@ -15,7 +15,7 @@ from hp_memory.estimate.ranks import Estimate, estimate
 from hp_memory.experiment import experiment
 from hp_memory.experiment.job import prepare_run_dir
 from hp_memory.experiment.workload import pipeline_of, workload
-from hp_memory.mindformers.trainer_yaml.applied import applied
+from hp_memory.mindformers.trainer_yaml.applied import applied_with_assumptions
 from hp_memory.report.page import write_page
 from hp_memory.report.table import console as make_console
 
@@ -48,7 +48,7 @@ def _shown(cfg: DryrunConfig, action: str | None) -> Estimate:
     if cfg.report is None and action is not None:
         raise ConfigError("report", None, "compare-run needs report=FILE, the JSON report of a run")
     measured = compare_run.read_run(cfg.report) if cfg.report else []
-    from_yaml = applied(cfg)
+    from_yaml = applied_with_assumptions(cfg)
     cfg = from_yaml.cfg
     found = _estimate(cfg)
     run_dir = prepare_run_dir(cfg, found.plan)

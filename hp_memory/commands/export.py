@@ -8,13 +8,15 @@ import yaml
 
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import experiment
+from hp_memory.mindformers.trainer_yaml.applied import applied
+from hp_memory.mindformers.trainer_yaml.theirs import CALLBACK_TARGET, GRAPH_TARGET, with_plan
 from hp_memory.mindformers.trainer_yaml.train_config import train_config, with_callback, with_native_settings
 from hp_memory.runs.paths import check_output
 
 if TYPE_CHECKING:
     from hp_memory.config.schema import ExportConfig
 
-TARGETS = ("mindformers-2.0", "mindformers-2.1", "mindformers-callback")
+TARGETS = ("mindformers-2.0", "mindformers-2.1", CALLBACK_TARGET)
 
 
 def run(cfg: ExportConfig) -> int:
@@ -35,8 +37,13 @@ def run(cfg: ExportConfig) -> int:
 
 def render(cfg: ExportConfig) -> str:
     """The YAML, below a comment with the plan in words."""
+    if cfg.yaml is not None:
+        return _theirs(cfg)
+    if cfg.to == GRAPH_TARGET:
+        raise ConfigError("to", cfg.to, "is put into a graph Trainer's file: give yaml=FILE", TARGETS)
     if cfg.to not in TARGETS:
         raise ConfigError("to", cfg.to, "no such target", TARGETS)
+    applied(cfg)  # refuses what only counts with yaml
     asked = experiment.of("export", cfg)
     config, layout, plan = train_config(cfg), asked.layout, asked.plan
     if cfg.to == "mindformers-callback":
@@ -46,3 +53,13 @@ def render(cfg: ExportConfig) -> str:
     words = "".join(f"#   {line}\n" for line in plan.in_words().splitlines())
     head = f"# {cfg.name}, for {cfg.to}; train_dataset is yours to fill in. Plan {plan.hash()}:\n{words}"
     return head + yaml.safe_dump(config, sort_keys=False)
+
+
+def _theirs(cfg: ExportConfig) -> str:
+    """The file of ``yaml`` with the plan in it."""
+    if cfg.to not in (*TARGETS, GRAPH_TARGET):
+        raise ConfigError("to", cfg.to, "no such target", (*TARGETS, GRAPH_TARGET))
+    from_yaml = applied(cfg)
+    asked = experiment.of("export", from_yaml.cfg)
+    assert from_yaml.reading is not None
+    return with_plan(from_yaml.reading, asked.layout, asked.plan, cfg.to)

@@ -17,7 +17,8 @@ from hp_memory.experiment import experiment
 from hp_memory.experiment.job import prepare_run_dir
 from hp_memory.experiment.workload import pipeline_of, workload
 from hp_memory.layout import LayoutSettings
-from hp_memory.mindformers.trainer_yaml.applied import applied
+from hp_memory.mindformers.trainer_yaml.applied import applied_with_assumptions
+from hp_memory.mindformers.trainer_yaml.theirs import CALLBACK_TARGET, with_plan
 from hp_memory.report.figures import figure_file, new_figure
 from hp_memory.report.page import Picture, Text, write_page
 from hp_memory.report.table import Table
@@ -28,7 +29,7 @@ _UNITS = {"time": ("ms", 1e3), "flops": ("TFLOPs", 1e-12), "given": ("ms", 1.0)}
 
 def run(cfg: SearchConfig) -> int:
     """Prints and writes the plan; returns 0, or 1 if nothing fits."""
-    from_yaml = applied(cfg)
+    from_yaml = applied_with_assumptions(cfg, LayoutSettings("searched", "save"))
     cfg = from_yaml.cfg
     experiment.of("search", cfg)
     cfg.search.validate("search")
@@ -45,6 +46,9 @@ def run(cfg: SearchConfig) -> int:
     found = planner.estimate(plan.layout)
     run_dir = prepare_run_dir(cfg, found.plan)
     (run_dir / "layout.yaml").write_text(yaml_of(plan.layout))
+    if from_yaml.reading is not None:
+        theirs = with_plan(from_yaml.reading, plan.layout, found.plan, CALLBACK_TARGET)
+        (run_dir / f"{from_yaml.reading.name}.yaml").write_text(theirs)
     more = planner.solve(budget + GIB)
     table = _beside_named(planner, plan, cfg, budget)
     curve = planner.curve(budget, cfg.search.curve)

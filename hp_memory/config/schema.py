@@ -70,9 +70,16 @@ class ExportConfig(HPConfig):
     """``hp-memory export``: the plan as MindFormers YAML."""
 
     to: str = "???"
-    """``mindformers-2.0`` or ``-2.1`` (its own settings), or ``mindformers-callback`` (ours, with the plan in it)."""
+    """``mindformers-2.0`` or ``-2.1`` (its own settings), or ``mindformers-callback`` (ours, with the plan in it); for
+    a graph Trainer's ``yaml`` also ``mindformers-graph`` (its own settings)."""
     output: str | None = None
     """The file to write; null prints."""
+    yaml: str | None = None
+    """A MindFormers YAML to put the plan into: every other line of it stays as it is."""
+    devices: int | None = None
+    """With ``yaml``: how many devices the job has, where the file doesn't say it."""
+    ignore: list[str] = field(default_factory=list)
+    """With ``yaml``: its keys that are known to change neither memory nor time."""
 
 
 @dataclass

@@ -60,7 +60,7 @@ _SAID_BY_YAML = (
 
 UNREAD: tuple[Unread, ...] = (
     *(Unread(command, _SAID_BY_YAML, "the file of `yaml` says it: change it there", _from_yaml)
-      for command in ("dryrun", "search")),
+      for command in ("dryrun", "search", "export")),
     Unread("compare", ("layout",), "compare takes its layouts by name: layouts=[none,full]"),
     Unread("compare", ("train.steps",), "compare runs `steps` compared and `timed_steps` timed steps"),
     Unread("compare", _CHECKPOINTS, "compare writes and reads no checkpoints and validates nothing"),

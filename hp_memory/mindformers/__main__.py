@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
-import mindspore as ms
-
-from hp_memory.errors import HPMemoryError
+from hp_memory.errors import ConfigError, HPMemoryError
 from hp_memory.mindformers import environment
+from hp_memory.mindformers.trainer_yaml import running
 from hp_memory.runs import ranks
 from hp_memory.runs.variables import RESUME
 
@@ -22,8 +21,11 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m hp_memory.mindformers train.yaml", file=sys.stderr)
         return 2
-    ms.set_context(mode=ms.PYNATIVE_MODE)
     try:
+        running.check(arguments[0])
+        import mindspore as ms
+
+        ms.set_context(mode=ms.PYNATIVE_MODE)
         for line in environment.prepare(ranks.world_size()):
             print(line, flush=True)
         from mindformers.pynative.trainer.trainer import Trainer
@@ -31,7 +33,7 @@ def main(arguments: list[str]) -> int:
         Trainer(config=arguments[0]).train(os.environ.get(RESUME) or None)
     except HPMemoryError as error:
         print(f"hp-memory: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 

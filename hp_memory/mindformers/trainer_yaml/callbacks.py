@@ -38,25 +38,33 @@ HARMLESS = (
 
 def plan_of(document: Document, mark: ModelFingerprint) -> LayoutSettings | None:
     """The layout of our callback; None where there is none. Others are known to be harmless, or noted as errors."""
+    found: LayoutSettings | None = None
+    for i, entry in enumerate(refuse_unknown(document)):
+        if isinstance(entry, Mapping) and entry.get("type") == OURS[document.trainer]:
+            found = _layout(document, mark, i, entry)
+    return found
+
+
+def refuse_unknown(document: Document) -> list[Any]:
+    """The callbacks; those that are neither ours nor known to be harmless are noted as errors."""
     callbacks = document.get("callbacks", [])
     if not isinstance(callbacks, list):
         document.refuse("callbacks", callbacks, "must be a list of callbacks")
-        return None
-    found: LayoutSettings | None = None
+        return []
     ours = OURS[document.trainer]
     for i, entry in enumerate(callbacks):
         kind = entry.get("type") if isinstance(entry, Mapping) else None
         here = ("callbacks", str(i), "type")
         if kind == ours:
-            found = _layout(document, mark, i, entry)
-        elif kind in OURS.values():
+            continue
+        if kind in OURS.values():
             document.refuse(here, kind, f"belongs to the other Trainer: this file's is {ours}")
         elif kind not in HARMLESS and f"callbacks.{kind}" not in document.ignored:
             near = nearest(kind, (*HARMLESS, ours))
             hint = f"; did you mean {near!r}?" if near else ""
             why = f"isn't a callback that is known{hint} (if it holds no memory: ignore=[callbacks.{kind}])"
             document.refuse(here, kind, why)
-    return found
+    return callbacks
 
 
 _KEYS = ("type", "plan", "report", "backend", "offload", "layers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from hp_memory.errors import nearest
@@ -14,8 +15,16 @@ from hp_memory.mindformers.trainer_yaml.keys_pynative import PYNATIVE
 TABLES: dict[Trainer, Mapping[str, Table]] = {"pynative": PYNATIVE, "graph": GRAPH}
 
 
+# Sections of the PyNative Trainer whose keys go to classes that may be the user's own.
+_OPEN = ("", "model", "optimizer")
+
+
 def check_keys(document: Document, modelled: bool = True) -> None:
-    """Notes an error for each key that is in no table and, with ``modelled``, each value that isn't modelled."""
+    """Notes an error for each key that is in no table and, with ``modelled``, each value that isn't modelled.
+
+    Without, a file is only to be run: of a section that takes keys of the user's own, those alone are refused that are
+    almost like one of MindFormers'.
+    """
     _section(document, TABLES[document.trainer], (), document.data, modelled)
 
 
@@ -26,6 +35,8 @@ def _section(
     for name, value in data.items():
         here = (*at, str(name))
         key = table.get(str(name))
+        if key is None and not modelled and ".".join(at) in _OPEN and not get_close_matches(here[-1], table, 1, 0.85):
+            continue
         if key is None:
             document.refuse(here, _short(value), _unknown(document, table, here))
         elif key.use == "section" and value is not None:

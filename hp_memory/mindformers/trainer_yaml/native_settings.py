@@ -17,7 +17,7 @@ from hp_memory.mindformers.trainer_yaml import region_names as names_of
 
 VERSIONS = ("2.0", "2.1")
 
-_HINT = "the callback can say it (to=mindformers-callback)"
+HINT = "the callback can say it (to=mindformers-callback)"
 
 
 def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[str, Any]:
@@ -72,10 +72,10 @@ def _by_name(plan: ActivationPlan, whole: list[LayerPlan], parts: bool, path: st
     everywhere = set().union(*wanted.values())
     for layer in whole:
         if wanted[layer.layer] != everywhere & (names_of.OPERATIONS_OF_DENSE if layer.kind == "dense" else everywhere):
-            why = f"MindFormers 2.0 excludes the same operations in every replayed layer, {_HINT}"
+            why = f"MindFormers 2.0 excludes the same operations in every replayed layer, {HINT}"
             raise ConfigError(f"{path}.layers", f"layer {layer.layer}", why)
     if parts and everywhere - {"topk"}:
-        why = f"MindFormers 2.0 would exclude these in the layers that are replayed in part, too, {_HINT}"
+        why = f"MindFormers 2.0 would exclude these in the layers that are replayed in part, too, {HINT}"
         raise ConfigError(f"{path}.save", sorted(everywhere), why)
     return sorted(everywhere)
 
@@ -84,7 +84,7 @@ def _names(plan: ActivationPlan, layer: LayerPlan, path: str) -> set[str]:
     saved = set(_saved(plan, layer)) - set(names_of.FOLLOWS_THE_ROUTER)
     if layer.layout.spans:
         raise ConfigError(
-            f"{path}.as_one", layer.layout.spans[0], f"MindFormers 2.0 excludes operations one by one, {_HINT}"
+            f"{path}.as_one", layer.layout.spans[0], f"MindFormers 2.0 excludes operations one by one, {HINT}"
         )
     names: set[str] = set()
     for regions, words in names_of.OPERATIONS:
@@ -94,7 +94,7 @@ def _names(plan: ActivationPlan, layer: LayerPlan, path: str) -> set[str]:
             saved -= set(here)
     if saved:
         region = min(saved, key=plan.regions(layer.layer).index)
-        why = f"MindFormers 2.0 has no operation name that means {region} and nothing else, {_HINT}"
+        why = f"MindFormers 2.0 has no operation name that means {region} and nothing else, {HINT}"
         raise ConfigError(f"{path}.save", region, why, [r for regions, _ in names_of.OPERATIONS for r in regions])
     return names
 
@@ -126,6 +126,6 @@ def _cover(
     if left:
         region = min(left, key=list(regions).index)
         key = "recompute" if verb == "replay" else "save"
-        why = f"MindFormers {version} has no path to {verb} {region} of layer {layer.layer} alone, {_HINT}"
+        why = f"MindFormers {version} has no path to {verb} {region} of layer {layer.layer} alone, {HINT}"
         raise ConfigError(f"{path}.{key}", region, why)
     return names

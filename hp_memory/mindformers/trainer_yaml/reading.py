@@ -42,18 +42,25 @@ class Reading:
         return "".join(c if c.isalnum() or c in "_-" else "_" for c in Path(self.document.file).stem) or "yaml"
 
 
-def read(file: str, devices: int | None = None, ignored: Iterable[str] = ()) -> Reading:
+# What a layout from elsewhere takes the place of.
+_REPLACED = ("swap.enable", "swap_config.swap", "recompute_config.recompute_slice_activation")
+
+
+def read(
+    file: str, devices: int | None = None, ignored: Iterable[str] = (), layout: LayoutSettings | None = None
+) -> Reading:
     """Everything in the file that changes memory or time.
 
     Args:
         file: a training config of either Trainer.
         devices: of the whole job; MindFormers' PyNative Trainer may leave it to the launch.
         ignored: paths of keys that are known to be harmless.
+        layout: takes the place of the file's own recompute settings, swap and plan, which then aren't read.
 
     Raises:
         ConfigErrors: with everything in it that isn't known, isn't modelled, contradicts itself or is missing.
     """
-    document = load(file, ignored)
+    document = load(file, (*ignored, *(_REPLACED if layout is not None else ())))
     check.check_keys(document)
     model = model_of(document)
     if model is None:
@@ -63,12 +70,15 @@ def read(file: str, devices: int | None = None, ignored: Iterable[str] = ()) -> 
     if not document.errors:
         _sound(document, model, spread)
     mark = fingerprint(model.model, spread.parallel)
-    own = recompute.layout_of(document, mark, spread.pipeline)
-    planned = callbacks.plan_of(document, mark)
-    _conflicts(document, planned is not None)
+    if layout is None:
+        own = recompute.layout_of(document, mark, spread.pipeline)
+        planned = callbacks.plan_of(document, mark)
+        _conflicts(document, planned is not None)
+        layout = own if planned is None else planned
+    else:
+        callbacks.refuse_unknown(document)
     document.finish()
-    layout = own if planned is None else planned
-    build_plan(layout, mark, "yaml:callbacks")
+    build_plan(layout, mark, "layout")
     return Reading(document, model, spread, layout)
 
 

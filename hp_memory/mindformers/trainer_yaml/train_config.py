@@ -125,8 +125,15 @@ def with_callback(config: dict[str, Any], layout: LayoutSettings) -> dict[str, A
         ConfigError: for settings that clash with a plan or with each other.
     """
     conflicts.refuse(config, with_plan=True)
-    stanza = {key: value for key, value in asdict(layout).items() if value}
-    return config | {"callbacks": [{"type": CALLBACK, "plan": stanza}]}
+    return config | {"callbacks": [stanza(layout)]}
+
+
+def stanza(layout: LayoutSettings, callback: str = CALLBACK) -> dict[str, Any]:
+    """Our callback's entry, with the layout in it. What a layout leaves to its defaults isn't written."""
+    plan = {key: value for key, value in asdict(layout).items() if value}
+    if layout.layers:
+        plan["layers"] = [{k: v for k, v in asdict(entry).items() if v is not None} for entry in layout.layers]
+    return {"type": callback, "plan": plan}
 
 
 def with_native_settings(config: dict[str, Any], plan: ActivationPlan, version: str) -> dict[str, Any]:

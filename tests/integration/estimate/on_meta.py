@@ -123,11 +123,13 @@ def commands(folder: Path) -> dict[str, Any]:
     codes["compare-run"] = dryrun.run(config("dryrun", *overrides), "compare-run")
     stage = report["stages"][0]
     peaks = stage["peak"]
-    overrides = [*tiny, f"budget={peaks + 10**6}B", "search.curve=2", f"run_dir={folder / 'd'}"]
+    overrides = [f"yaml={folder / 'exported.yaml'}", "estimate=ascend_32g", f"budget={peaks + 10**6}B"]
+    overrides += ["search.curve=2", f"run_dir={folder / 'd'}"]
     codes["search"] = search.run(config("search", *overrides))
     plan = yaml.safe_load((folder / "d" / "layout.yaml").read_text())
     codes["nothing fits"] = search.run(config("search", *tiny, "budget=1MiB", f"run_dir={folder / 'e'}"))
-    return {"codes": codes, "stage": stage, "yaml_stage": from_yaml["stages"][0], "plan": plan, "files": sorted(
+    theirs = [exported, (folder / "d" / "exported.yaml").read_text()]
+    return {"codes": codes, "theirs": theirs, "stage": stage, "yaml_stage": from_yaml["stages"][0], "plan": plan, "files": sorted(
         p.name for p in (folder / "d").iterdir()
     ), "search": json.loads((folder / "d" / "search.json").read_text())}  # fmt: skip
 

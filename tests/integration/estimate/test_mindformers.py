@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 
 def test_the_parameters_are_the_published_671_billion(found):
@@ -90,6 +91,15 @@ def test_the_plan_that_was_found_fits_and_can_be_given_back(found):
     assert commands["search"]["overrides"].startswith("layout=full")
     assert commands["plan"]["name"] == "search"
     assert {"search.html", "report.html", "timeline.png", "curve.png", "layout.yaml"} <= set(commands["files"])
+
+
+def test_the_plan_that_was_found_is_put_into_the_users_own_file(found):
+    before, after = found["commands"]["theirs"]
+    written = yaml.safe_load(after)
+    assert written["callbacks"][0]["plan"]["name"] == "search"
+    assert written["recompute"] == {"mode": "None"}
+    replaced = before[before.index("recompute:") : before.index("recompute_comm:")]
+    assert set(before.splitlines()) - set(after.splitlines()) <= set(replaced.splitlines())
 
 
 def test_what_is_not_modelled_is_refused_by_its_path(found):

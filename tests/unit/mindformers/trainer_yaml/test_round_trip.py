@@ -107,7 +107,7 @@ def layouts(draw) -> LayoutSettings:
     return LayoutSettings("random", default, layers=overrides)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(layout=layouts(), to=st.sampled_from(export.TARGETS), spread=st.booleans())
 def test_random_plans_come_back_or_are_refused(tmp_path_factory, layout, to, spread):
     cfg = CFG if spread else replace(CFG, parallel=replace(CFG.parallel, expert=1))
