@@ -129,9 +129,9 @@ def commands(folder: Path) -> dict[str, Any]:
     plan = yaml.safe_load((folder / "d" / "layout.yaml").read_text())
     codes["nothing fits"] = search.run(config("search", *tiny, "budget=1MiB", f"run_dir={folder / 'e'}"))
     theirs = [exported, (folder / "d" / "exported.yaml").read_text()]
-    return {"codes": codes, "theirs": theirs, "stage": stage, "yaml_stage": from_yaml["stages"][0], "plan": plan, "files": sorted(
-        p.name for p in (folder / "d").iterdir()
-    ), "search": json.loads((folder / "d" / "search.json").read_text())}  # fmt: skip
+    found = {"codes": codes, "theirs": theirs, "stage": stage, "yaml_stage": from_yaml["stages"][0], "plan": plan}
+    found["files"] = sorted(p.name for p in (folder / "d").iterdir())
+    return found | {"search": json.loads((folder / "d" / "search.json").read_text())}
 
 
 def refusals(folder: Path) -> dict[str, str]:
