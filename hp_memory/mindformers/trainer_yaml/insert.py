@@ -34,7 +34,8 @@ def with_sections(document: Document, sections: Mapping[str, Any], callback: Map
     root: Any = yaml.compose(document.text, yaml.SafeLoader)
     if root.flow_style:
         raise ConfigError("yaml", document.file, "is written as one {...}: sections can't be put into it")
-    edits = [_section(root, lines, name, value) for name, value in sections.items()]
+    changed = {name: value for name, value in sections.items() if document.data.get(name) != value}
+    edits = [_section(root, lines, name, value) for name, value in changed.items()]
     edits.append(_callbacks(document, root, lines, callback))
     for first, last, text in sorted((edit for edit in edits if edit is not None), reverse=True, key=lambda e: e[:2]):
         lines[first:last] = text

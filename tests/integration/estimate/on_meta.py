@@ -136,6 +136,7 @@ def commands(folder: Path) -> dict[str, Any]:
 
 def refusals(folder: Path) -> dict[str, str]:
     """What isn't modelled, and the words it is refused with."""
+    from hp_memory.experiment import experiment
     from hp_memory.experiment.workload import workload
     from hp_memory.mindformers.trainer_yaml.applied import applied
 
@@ -149,7 +150,7 @@ def refusals(folder: Path) -> dict[str, str]:
     }
     for name, overrides in cases.items():
         cfg = config("dryrun", "recipe=deepseek_v3_671b", *overrides)
-        found[name] = _refusal(lambda cfg=cfg: workload(cfg, cfg.estimate))
+        found[name] = _refusal(lambda cfg=cfg: (experiment.of("dryrun", cfg), workload(cfg, cfg.estimate)))
     plain = yaml.safe_load((folder / "exported.yaml").read_text())
     changes = {
         "swap.enable": {"swap": {"enable": True}},
