@@ -73,7 +73,6 @@ def test_collectives_are_replayed_or_not_as_the_layout_says(ranks):
 @pytest.mark.parametrize(
     ("case", "text"),
     [
-        ("overlap", "is a OverlapExpertParallel: pipeline_parallel_overlap_b_f"),
         ("deredundancy", "is a DeredundancyExpertParallel: alltoall_deredundancy"),
         ("two_plans", "rank 0: plan 0123456789abcde0; rank 1: plan 0123456789abcde1"),
         ("mesh", "init_device_mesh((4,)) needs the real hyper_parallel package, which isn't installed: there are 2"),
@@ -86,3 +85,7 @@ def test_refusals_on_both_ranks(ranks, case, text):
 
 def test_one_plan_on_all_ranks_is_accepted(ranks):
     assert [rank["refusals"]["one_plan"] for rank in ranks] == ["", ""]
+
+
+def test_the_overlapped_dispatcher_has_regions(ranks):
+    assert [rank["refusals"]["overlap"] for rank in ranks] == ["", ""]
