@@ -10,6 +10,7 @@ from hp_memory.config.app import compose, to_object
 from hp_memory.config.schema import SCHEMAS, HPConfig
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import experiment, refusals
+from hp_memory.runs.hyper_parallel import Found, State
 
 NEEDED = {"export": ["to=mindformers-callback"], "search": ["budget=1GiB"]}
 # The setting that is named, what is said of it, and a config that runs into the row; one for each row, in order.
@@ -21,6 +22,7 @@ CASES = [
     ("engine", "'deepseek_v3'", ["recipe=tiny_deepseek_v3", "engine=reference"]),
     ("engine", "'reference'", ["recipe=tiny_moe", "engine=mindformers"]),
     ("model.family", "can only be planned", ["recipe=glm_4_5"]),
+    ("engine", "it can't be imported", ["recipe=tiny_deepseek_v3"]),
     ("model.family", "no code to trace", ["recipe=glm_4_5"]),
     ("pipeline.stages", "`hp-memory pipeline`", ["recipe=tiny_moe", "pipeline=1f1b"]),
     ("parallel.pipeline", "`hp-memory pipeline`", ["recipe=tiny_moe", "parallel.pipeline=2"]),
@@ -47,7 +49,8 @@ def _path_of(path):
 
 
 @pytest.mark.parametrize(("row", "case"), zip(refusals.REFUSALS, CASES, strict=True), ids=range(len(CASES)))
-def test_a_row_refuses(row, case):
+def test_a_row_refuses(row, case, monkeypatch):
+    monkeypatch.setattr(refusals.hyper_parallel, "probe", lambda: Found(State.BROKEN, "it can't be imported"))
     path, says, overrides = case
     command = row.commands[0]
     with pytest.raises(ConfigError, match=says) as error:
