@@ -88,9 +88,9 @@ def make_layout(
                 if region in named:
                     raise ConfigError(f"{path}.{action}[{i}]", entry, f"names {region} a second time")
                 if region in ALWAYS_SAVED and action == "recompute":
-                    raise ConfigError(
-                        f"{path}.{action}[{i}]", entry, f"{region} is always saved: a replay could route otherwise"
-                    )
+                    why = f"{region} is always saved: a replay could route otherwise"
+                    others = [r for r in expand(entry, path) if r not in ALWAYS_SAVED]
+                    raise ConfigError(f"{path}.{action}[{i}]", entry, why, others)
                 named[region] = action
     named.update(dict.fromkeys(ALWAYS_SAVED, "save"))
     layout = Layout(name, default, named, (), keep_outputs)
@@ -102,11 +102,8 @@ def make_layout(
 def _span(layout: Layout, ends: Sequence[str], path: str) -> tuple[str, ...]:
     if len(ends) != 2:
         raise ConfigError(path, list(ends), "a span is [first, last]")
-    for i, end in enumerate(ends):
-        if end not in REGIONS:
-            raise ConfigError(f"{path}[{i}]", end, "no region has this name", REGIONS)
-    first, last = (REGIONS.index(end) for end in ends)
-    span = REGIONS[first : last + 1]
+    first, last = (expand(end, f"{path}[{i}]") for i, end in enumerate(ends))
+    span = REGIONS[REGIONS.index(first[0]) : REGIONS.index(last[-1]) + 1]
     if len(span) < 2:
         raise ConfigError(path, list(ends), "a span needs two regions or more, in the order of the forward", REGIONS)
     for region in span:

@@ -11,10 +11,11 @@ from typing import Any
 from hp_memory.errors import ConfigError
 from hp_memory.layout.layers import format_layers, select_layers
 from hp_memory.layout.layout import Layout, make_layout
-from hp_memory.layout.regions import ALWAYS_SAVED, Kind
+from hp_memory.layout.regions import ALWAYS_SAVED, GROUPS, Action, Kind, expand
 from hp_memory.layout.settings import LayerOverride, LayoutSettings
 
-SCHEMA = 1
+SCHEMA = 2
+_EARLIER = {1: "its regions router, attention.qkv and shared_experts have been split since"}
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,10 @@ def from_dict(data: Mapping[str, Any]) -> ActivationPlan:
     Raises:
         ConfigError: for data of another schema version.
     """
-    if data.get("schema") != SCHEMA:
-        raise ConfigError("plan.schema", data.get("schema"), "this version can't read it", (SCHEMA,))
+    schema = data.get("schema")
+    if schema != SCHEMA:
+        why = _EARLIER.get(schema, "this version can't read it") if isinstance(schema, int) else "not a schema version"
+        raise ConfigError("plan.schema", schema, f"{why}; make the plan again from its layout", (SCHEMA,))
     mark = data["fingerprint"]
     fingerprint = ModelFingerprint(
         mark["family"],
@@ -138,25 +141,17 @@ def build_plan(settings: LayoutSettings, fingerprint: ModelFingerprint, path: st
     Raises:
         ConfigError: for anything the config says that no layer of this model can take.
     """
-    base = make_layout(
-        settings.name,
-        settings.default,
-        settings.save,
-        settings.recompute,
-        settings.as_one,
-        settings.keep_outputs,
-        path,
-    )
+    base, entries = _layout(settings, None, path)
     layouts = [base] * len(fingerprint.kinds)
     said_at = [""] * len(layouts)
-    _refuse_unmatched(base, range(len(layouts)), fingerprint, path)
+    _refuse_unmatched(base, entries, range(len(layouts)), fingerprint, path)
     for i, override in enumerate(settings.layers):
         where = override.origin or f"{path}.layers[{i}]"
         chosen = select_layers(override.layers, fingerprint.kinds, f"{where}.layers")
         if all(getattr(override, name) is None for name in ("default", "save", "recompute", "as_one")):
             raise ConfigError(where, override.layers, "changes nothing", ("default", "save", "recompute", "as_one"))
-        layout = _override(settings, override, where)
-        _refuse_unmatched(layout, chosen, fingerprint, where)
+        layout, entries = _layout(settings, override, where)
+        _refuse_unmatched(layout, entries, chosen, fingerprint, where)
         for layer in chosen:
             layouts[layer], said_at[layer] = layout, where
     _refuse_covered(settings, said_at, path)
@@ -177,34 +172,51 @@ def _refuse_covered(settings: LayoutSettings, said_at: Sequence[str], path: str)
             raise ConfigError(where, override.layers, "has no effect: later entries cover all of its layers")
 
 
-def _override(settings: LayoutSettings, override: LayerOverride, path: str) -> Layout:
+_Entries = dict[Action, Sequence[str]]
+
+
+def _layout(settings: LayoutSettings, override: LayerOverride | None, path: str) -> tuple[Layout, _Entries]:
+    """The layout that the settings mean, or an override of them, and the names it lists for each action."""
+
     def pick(name: str) -> Any:
         value = getattr(override, name)
         return getattr(settings, name) if value is None else value
 
-    # If an override changes the default, the base layout's exceptions no longer apply.
-    fresh = override.default is not None and override.default != settings.default
-    save, recompute, as_one = (
-        (getattr(override, n) or []) if fresh else pick(n) for n in ("save", "recompute", "as_one")
-    )
-    name = f"{settings.name}+{override.layers}"
-    return make_layout(name, pick("default"), save, recompute, as_one, settings.keep_outputs, path)
+    if override is None:
+        name, default = settings.name, settings.default
+        save, recompute, as_one = settings.save, settings.recompute, settings.as_one
+    else:
+        name, default = f"{settings.name}+{override.layers}", pick("default")
+        # If an override changes the default, the base layout's exceptions no longer apply.
+        fresh = override.default is not None and override.default != settings.default
+        save, recompute, as_one = (
+            (getattr(override, n) or []) if fresh else pick(n) for n in ("save", "recompute", "as_one")
+        )
+    layout = make_layout(name, default, save, recompute, as_one, settings.keep_outputs, path)
+    return layout, {"save": save, "recompute": recompute}
 
 
-def _refuse_unmatched(layout: Layout, layers: Sequence[int], fingerprint: ModelFingerprint, path: str) -> None:
-    """Every region a layout names must exist in at least one of the layers it is for."""
+def _refuse_unmatched(
+    layout: Layout, entries: _Entries, layers: Sequence[int], fingerprint: ModelFingerprint, path: str
+) -> None:
+    """Every name a layout lists must mean a region that at least one of the layers it is for has."""
     present = {region for layer in layers for region in fingerprint.regions[fingerprint.kinds[layer]]}
     wanted = [region for region in layout.actions if region not in ALWAYS_SAVED]
-    if wanted and not present & set(wanted) and set(wanted) <= set(fingerprint.absent):
-        raise ConfigError(path, layout.name, f"has no effect: {fingerprint.absent[wanted[0]]}")
-    for region, action in layout.actions.items():
-        if region not in present and region not in ALWAYS_SAVED and region not in fingerprint.absent:
-            raise ConfigError(
-                f"{path}.{action}",
-                region,
-                f"layers {format_layers(list(layers))} have no such region",
-                [r for layer_regions in fingerprint.regions.values() for r in layer_regions if r in present],
-            )
+    if wanted and not present & set(wanted) and set(wanted) & set(fingerprint.absent):
+        absent = next(region for region in wanted if region in fingerprint.absent)
+        raise ConfigError(path, layout.name, f"has no effect: {fingerprint.absent[absent]}")
+    known = present | set(fingerprint.absent)
+    for action, names in entries.items():
+        for i, name in enumerate(names):
+            if not set(expand(name, path)) & known:
+                accepted = [r for r in (*GROUPS, *_regions(fingerprint)) if set(expand(r, path)) & present]
+                why = f"layers {format_layers(list(layers))} have no such region"
+                raise ConfigError(f"{path}.{action}[{i}]", name, why, accepted)
     for span in layout.spans:
-        if not set(span) <= present | set(fingerprint.absent):
-            raise ConfigError(f"{path}.as_one", [span[0], span[-1]], "no layer it is for has all of this span")
+        if not {span[0], span[-1]} <= known:
+            raise ConfigError(f"{path}.as_one", [span[0], span[-1]], "no layer it is for has both ends of this span")
+
+
+def _regions(fingerprint: ModelFingerprint) -> tuple[str, ...]:
+    """The regions that any layer of the model has, in the order of the forward."""
+    return tuple(dict.fromkeys(region for regions in fingerprint.regions.values() for region in regions))

@@ -1,4 +1,8 @@
-"""The names of a block's regions, in the order in which a forward runs them. Regions tile a block."""
+"""The names of a block's regions, in the order in which a forward runs them. Regions tile a block.
+
+``REGIONS_OF_KIND`` is the one list of them; which of these a model has is in its fingerprint. Outside the regions are
+only the additions of branches, casts of weights, counters that no replay advances, and views without work.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,17 @@ ACTIONS: tuple[Action, ...] = ("recompute", "save")
 Kind = Literal["dense", "moe", "mtp"]
 KINDS: tuple[Kind, ...] = ("dense", "moe", "mtp")
 
-ATTENTION_REGIONS = ("attention.norm", "attention.qkv", "attention.core", "attention.out")
+QKV_REGIONS = (
+    "attention.qkv_proj",
+    "attention.qk_norm",
+    "attention.q_up",
+    "attention.kv_up",
+    "attention.rope",
+)
+ATTENTION_REGIONS = ("attention.norm", *QKV_REGIONS, "attention.core", "attention.out")
 DENSE_REGIONS = ("mlp.norm", "mlp.up", "mlp.act", "mlp.down")
+ROUTER_REGIONS = ("router.gate", "router.choose")
+SHARED_EXPERTS_REGIONS = ("shared_experts.up", "shared_experts.act", "shared_experts.down")
 EXPERT_PATH = (
     "all2all.in",
     "compute.resort",
@@ -25,12 +38,12 @@ EXPERT_PATH = (
 )
 MOE_REGIONS = (
     "mlp.norm",
-    "router",
+    *ROUTER_REGIONS,
     "dispatch.counts",
     "dispatch.permute",
     *EXPERT_PATH,
     "combine.unpermute",
-    "shared_experts",
+    *SHARED_EXPERTS_REGIONS,
 )
 
 REGIONS_OF_KIND: dict[Kind, tuple[str, ...]] = {
@@ -41,14 +54,20 @@ REGIONS_OF_KIND: dict[Kind, tuple[str, ...]] = {
 
 REGIONS: tuple[str, ...] = tuple(dict.fromkeys(ATTENTION_REGIONS + DENSE_REGIONS + MOE_REGIONS))
 
-# A replayed routing decision or split size could differ from the forward's (ties, non-deterministic kernels), and the
-# grouped matmuls would then read other rows: saving them is correctness, not tuning.
-ALWAYS_SAVED = ("router", "dispatch.counts")
+# A replayed choice of experts or a replayed split size could differ from the forward's (ties, non-deterministic
+# kernels), and the grouped matmuls would then read other rows: saving them is correctness, not tuning. The scores that
+# are compared may be replayed: gradients read them, the choice doesn't.
+ALWAYS_SAVED = ("router.choose", "dispatch.counts")
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    group: tuple(r for r in REGIONS if r.split(".")[0] == group)
-    for group in ("attention", "mlp", "dispatch", "all2all", "compute", "gmm", "combine")
+    "attention": ATTENTION_REGIONS,
+    "attention.qkv": QKV_REGIONS,
+    **{
+        group: tuple(r for r in REGIONS if r.split(".")[0] == group)
+        for group in ("mlp", "router", "dispatch", "all2all", "compute", "gmm", "combine", "shared_experts")
+    },
 }
+"""Short names: each means all of its parts, of which a model may lack some."""
 
 
 def expand(name: str, path: str) -> tuple[str, ...]:

@@ -7,45 +7,23 @@ weights stay outside its regions, so that saving a grouped matmul never keeps a 
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 from mindspore import Tensor
 
-from hp_memory.errors import InstallError
-
-# The names that ``experts_forward`` uses in MindFormers 2.0 and 2.1; a version that uses others computes something
-# else than ``ExpertsPath`` does.
-_KNOWN_NAMES = {
-    "DTensor",
-    "GroupedMatmul",
-    "activation_func",
-    "activation_type",
-    "cast",
-    "chunk",
-    "compute_dtype",
-    "dtype",
-    "gated_linear_unit",
-    "isinstance",
-    "mul",
-    "reshape",
-    "shape",
-    "to_local",
-    "weight1",
-    "weight2",
-}
+from hp_memory.mindformers.seams import Part
 
 
-class ExpertsPath:
-    """Replaces ``experts.experts_forward``; the region methods are looked up on ``self`` at every call."""
+class ExpertsPath(Part):
+    """In place of ``GroupedMLP.experts_forward``."""
 
-    def __init__(self, experts: Any) -> None:
-        self.experts = experts
-        self.module = importlib.import_module(type(experts).__module__)
+    METHOD = "experts_forward"
+    KNOWN = (
+        "DTensor GroupedMatmul activation_func activation_type cast chunk compute_dtype dtype gated_linear_unit "
+        "isinstance mul reshape shape to_local weight1 weight2"
+    )
 
     def forward(self, tokens: Tensor, ends: Tensor) -> Tensor:
         """Tokens (R, H) ordered by expert, row totals (E,): outputs (R, H) in the type of ``tokens``."""
-        experts = self.experts
+        experts = self.cell
         w1, w2 = (self._local(experts.cast(w, experts.compute_dtype)) for w in (experts.weight1, experts.weight2))
         return experts.cast(self.path(experts.cast(tokens, experts.compute_dtype), w1, w2, ends), tokens.dtype)
 
@@ -59,7 +37,7 @@ class ExpertsPath:
 
     def act(self, h: Tensor) -> Tensor:
         """Gating and activation: (R, 2F) or (R, F) to (R, F)."""
-        experts = self.experts
+        experts = self.cell
         if not experts.gated_linear_unit:
             return experts.activation_func(h)
         if experts.activation_type == "fusedswiglu":
@@ -78,26 +56,3 @@ class ExpertsPath:
 
     def _local(self, weight: Tensor) -> Tensor:
         return weight.to_local() if isinstance(weight, self.module.DTensor) else weight
-
-
-def experts_path(experts: Any, path: str) -> ExpertsPath:
-    """The path of this ``GroupedMLP``, put in place at the first call; it changes no number.
-
-    Raises:
-        InstallError: if the installed MindFormers computes its experts in a way this class doesn't know.
-    """
-    current = vars(experts).get("experts_forward")
-    if isinstance(getattr(current, "__self__", None), ExpertsPath):
-        return current.__self__
-    forward = getattr(type(experts), "experts_forward", None)
-    if forward is None:
-        raise InstallError(f"{path}.experts_forward: this MindFormers has no such method")
-    unknown = set(forward.__code__.co_names) - _KNOWN_NAMES
-    if unknown:
-        names = ", ".join(sorted(unknown))
-        raise InstallError(
-            f"{path}.experts_forward: this MindFormers computes experts in another way (it uses {names})"
-        )
-    replacement = ExpertsPath(experts)
-    object.__setattr__(experts, "experts_forward", replacement.forward)
-    return replacement

@@ -8,6 +8,7 @@ from typing import Any
 
 from hp_memory.errors import ConfigError
 from hp_memory.layout import ModelFingerprint
+from hp_memory.mindformers.names import EXPERT_PARALLEL_ONLY
 from hp_memory.models.fingerprint import fingerprint as model_fingerprint
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 
@@ -205,9 +206,6 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
-# Regions that exist only where experts are spread over ranks.
-_EXPERT_PARALLEL_ONLY = ("dispatch.counts", "all2all.in", "compute.resort", "combine.unsort", "all2all.out")
-
 
 def fingerprint(model: ModelSettings, parallel: ParallelSettings) -> ModelFingerprint:
     """The regions that MindFormers' blocks have at these parallel sizes.
@@ -220,8 +218,8 @@ def fingerprint(model: ModelSettings, parallel: ParallelSettings) -> ModelFinger
     if parallel.expert > 1 or not {"moe", "mtp"} & set(mark.kinds):
         return mark
     why = "MindFormers exchanges no tokens at parallel.expert=1"
-    regions = {kind: tuple(r for r in names if r not in _EXPERT_PARALLEL_ONLY) for kind, names in mark.regions.items()}
-    return replace(mark, regions=regions, absent=dict.fromkeys(_EXPERT_PARALLEL_ONLY, why))
+    regions = {kind: tuple(r for r in names if r not in EXPERT_PARALLEL_ONLY) for kind, names in mark.regions.items()}
+    return replace(mark, regions=regions, absent=dict.fromkeys(EXPERT_PARALLEL_ONLY, why))
 
 
 def family(model: ModelSettings, path: str = "model.family") -> Family:

@@ -20,7 +20,7 @@ from mindspore.train import Callback
 
 from hp_memory.errors import InstallError
 from hp_memory.install import Receipt
-from hp_memory.mindformers import graph_recompute, hyper_offload, plan_request
+from hp_memory.mindformers import graph_recompute, hyper_offload, names, plan_request
 from hp_memory.offload.apply import settings_from
 
 
@@ -31,7 +31,7 @@ class HPMemoryGraphCallback(Callback):
         plan: a layout's settings or a saved plan, inline or as the path of a file, or the name of a recipe or layout;
             null sets no recompute.
         layers: where the list of blocks is below the training network.
-        cells: region -> path of its cell below a block; null for MindFormers' own graph models.
+        cells: region, or group of regions -> path of its cell below a block; null for MindFormers' own graph models.
         offload: HyperOffload's settings as a mapping: checked, and given to the network as jit options; null for none.
         report: file for the receipt as JSON; null writes none.
     """
@@ -46,7 +46,7 @@ class HPMemoryGraphCallback(Callback):
     ) -> None:
         super().__init__()
         self.request, self.layers, self.report = plan, layers, report
-        self.cells = graph_recompute.MINDFORMERS_CELLS if cells is None else dict(cells)
+        self.cells = names.CELLS if cells is None else dict(cells)
         self.offload = offload
         self.receipt: Receipt | None = None
 

@@ -14,22 +14,10 @@ from mindspore import nn
 
 from hp_memory.errors import InstallError
 from hp_memory.install import Receipt, Wrapped
-from hp_memory.layout import ActivationPlan, ModelFingerprint
+from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, Layout, ModelFingerprint, expand
 from hp_memory.layout.regions import REGIONS
 from hp_memory.models.sites import BlockSites, Site
 
-# Region -> cell below a block of MindFormers' graph models. Their experts are one ``Morph``, which has no cells inside.
-MINDFORMERS_CELLS: dict[str, str] = {
-    "attention.norm": "input_layernorm",
-    "attention.core": "self_attention.core_attention",
-    "attention.out": "self_attention.linear_proj",
-    "mlp.norm": "pre_mlp_layernorm",
-    "mlp.up": "mlp.linear_fc1",
-    "mlp.act": "mlp.activation_func",
-    "mlp.down": "mlp.linear_fc2",
-    "router": "mlp.router",
-    "shared_experts": "mlp.shared_experts",
-}
 NOT_A_CELL = "no cell of its own in this graph model"
 
 
@@ -39,49 +27,70 @@ def blocks_of(network: nn.Cell, layers: str, cells: Mapping[str, str]) -> tuple[
     Args:
         network: any network that holds the blocks.
         layers: where the list of blocks is, e.g. ``model.decoder.layers``.
-        cells: region -> path of its cell below a block.
+        cells: region, or group of regions that one cell computes -> path of the cell below a block.
 
     Raises:
+        ConfigError: for a name that means no region.
         InstallError: if there is no list of cells there.
     """
+    meant = {path: _decided_by(expand(name, "cells")) for name, path in cells.items()}
     owner: Any = network
     for part in layers.split("."):
         owner = getattr(owner, part, None)
     if not isinstance(owner, nn.Cell) or not owner._cells:
         raise InstallError(f"{layers}: {type(network).__name__} has no list of blocks there")
-    return tuple(_block(owner, key, f"{layers}.{key}", cells) for key in owner._cells)
+    return tuple(_block(owner, key, f"{layers}.{key}", meant) for key in owner._cells)
 
 
-def _block(container: nn.Cell, key: str, path: str, cells: Mapping[str, str]) -> BlockSites:
+def _decided_by(regions: tuple[str, ...]) -> tuple[str, ...]:
+    """One cell is saved or replayed as a whole: as a whole where a part of it must be saved."""
+    return tuple(region for region in regions if region in ALWAYS_SAVED) or regions
+
+
+def _block(container: nn.Cell, key: str, path: str, cells: Mapping[str, tuple[str, ...]]) -> BlockSites:
     block = container._cells[key]
-    sites = tuple(site for region in REGIONS if region in cells for site in _site(block, path, region, cells[region]))
-    kind = "moe" if any(site.regions == ("router",) for site in sites) else "dense"
+    in_order = sorted(cells.items(), key=lambda item: REGIONS.index(item[1][0]))
+    sites = tuple(site for name, regions in in_order for site in _site(block, path, regions, name))
+    kind = "moe" if any("router.choose" in site.regions for site in sites) else "dense"
     return BlockSites(int(key), kind, container, key, path, sites)
 
 
-def _site(block: nn.Cell, path: str, region: str, name: str) -> list[Site]:
+def _site(block: nn.Cell, path: str, regions: tuple[str, ...], name: str) -> list[Site]:
     *parents, attr = name.split(".")
     owner: Any = block
     for parent in parents:
         owner = getattr(owner, parent, None)
-    return [Site((region,), owner, attr, f"{path}.{name}")] if isinstance(getattr(owner, attr, None), nn.Cell) else []
+    return [Site(regions, owner, attr, f"{path}.{name}")] if isinstance(getattr(owner, attr, None), nn.Cell) else []
 
 
 def fingerprint(blocks: Sequence[BlockSites], family: str) -> ModelFingerprint:
     """What a plan must know of a graph model: its regions are those that are cells."""
     regions: dict[str, tuple[str, ...]] = {}
     for block in blocks:
-        regions.setdefault(block.kind, tuple(site.regions[0] for site in block.sites))
+        regions.setdefault(block.kind, _regions(block))
     present = {region for names in regions.values() for region in names}
     absent = {region: NOT_A_CELL for region in REGIONS if region not in present}
     return ModelFingerprint(family, tuple(block.kind for block in blocks), regions, f"graph {len(blocks)}", absent)
+
+
+def _regions(block: BlockSites) -> tuple[str, ...]:
+    return tuple(region for site in block.sites for region in site.regions)
+
+
+def _is_saved(site: Site, layout: Layout) -> bool:
+    replayed = layout.replays(site.regions)
+    if replayed and len(replayed) < len(site.regions):
+        saved = next(region for region in site.regions if region not in replayed)
+        raise InstallError(f"{site.path} is one cell: {saved} can't be saved while {replayed[0]} is replayed")
+    return not replayed
 
 
 def apply(network: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites]) -> Receipt:
     """Sets static recompute in place, before anything is compiled.
 
     Raises:
-        InstallError: for a network that is compiled already, or a saved region that can't be excluded.
+        InstallError: for a network that is compiled already, a saved region that can't be excluded, or one cell whose
+            regions the plan treats differently.
     """
     if any(getattr(cell, "compile_cache", None) for _, cell in network.cells_and_names()):
         raise InstallError("the network is compiled already: recompute settings would have no effect")
@@ -89,13 +98,13 @@ def apply(network: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites]) 
     saved = {
         site.path: _primitives(site)
         for block, layout in work
-        if layout.replays([s.regions[0] for s in block.sites])
+        if layout.replays(_regions(block))
         for site in block.sites
-        if layout.action(site.regions[0]) == "save"
+        if _is_saved(site, layout)
     }
     receipt = Receipt(plan.hash(), not_applied=dict(plan.fingerprint.absent))
     for block, layout in work:
-        if not layout.replays([site.regions[0] for site in block.sites]):
+        if not layout.replays(_regions(block)):
             continue
         block.container._cells[block.key].recompute()
         receipt.wrapped.append(Wrapped(block.path, block.layer, (), "boundary"))

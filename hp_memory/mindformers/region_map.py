@@ -5,55 +5,27 @@ an ``ExpertParallel`` object looks up on itself; so that object owns those regio
 split over several methods, each a place of its own. No place covers the whole way through the experts under expert
 parallelism: a layout that excludes it as one gets the widest place there is, the two grouped matmuls with the
 activation, and the exchanges by themselves.
+
+Where MindFormers computes several regions in one method, parts of ours run in its stead (``seams``). Names are in
+``names``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hp_memory.errors import InstallError
+from hp_memory.layout.regions import QKV_REGIONS
+from hp_memory.mindformers import names
+from hp_memory.mindformers.attention_map import GroupedAttention, Kernel, LatentAttention
 from hp_memory.mindformers.exchange_context import keep_for_the_call
-from hp_memory.mindformers.experts_map import experts_path
+from hp_memory.mindformers.experts_map import ExpertsPath
+from hp_memory.mindformers.mlp_map import Mlp, SharedExperts
+from hp_memory.mindformers.names import Place
+from hp_memory.mindformers.router_map import Router
+from hp_memory.mindformers.seams import part_of
 from hp_memory.models.sites import BlockSites, Site
-
-_ATTENTION = (
-    ("attention.norm", "input_layernorm"),
-    ("attention.qkv", "self_attention.get_query_key_value_tensors"),
-    ("attention.core", "self_attention.core_attention"),
-    ("attention.out", "self_attention.linear_proj"),
-    ("mlp.norm", "pre_mlp_layernorm"),
-)
-_DENSE = (("mlp.up", "mlp.linear_fc1"), ("mlp.act", "mlp.activation_func"), ("mlp.down", "mlp.linear_fc2"))
-_ALONE = (("dispatch.permute", "permute"), ("combine.unpermute", "unpermute"))
-
-# Methods of ``ExpertParallel``, by version, in the order in which a forward calls them.
-_EXPERT_PARALLEL: dict[str, tuple[tuple[str, str], ...]] = {
-    "2.0": (
-        ("dispatch.permute", "_pad_inputs"),
-        ("dispatch.permute", "_permute"),
-        ("dispatch.counts", "_count_tokens_per_expert"),
-        ("dispatch.counts", "_counts_a2a"),
-        ("dispatch.counts", "_compute_token_splits"),
-        ("dispatch.counts", "_build_resort_index"),
-        ("all2all.in", "_main_a2a"),
-        ("compute.resort", "_resort_after_dispatch"),
-    ),
-    "2.1": (
-        ("dispatch.permute", "_add_safe_tokens"),
-        ("dispatch.permute", "_permute"),
-        ("dispatch.counts", "_count_tokens_per_expert"),
-        ("dispatch.counts", "_counts_a2a"),
-        ("dispatch.counts", "_compute_group_list"),
-        ("dispatch.counts", "_host_token_splits"),
-        ("all2all.in", "_main_a2a"),
-        ("compute.resort", "_resort_after_dispatch"),
-    ),
-}
-_EXPERT_PARALLEL_BACK = (
-    ("combine.unsort", "_unsort_for_combine"),
-    ("all2all.out", "_combine_a2a"),
-    ("combine.unpermute", "_finalize_combine"),
-)
 
 # Classes whose forward has no place for these regions, and why.
 _REFUSED = {
@@ -85,7 +57,7 @@ def region_map(model: Any) -> tuple[BlockSites, ...]:
 def blocks_of(decoder: Any, mtp: Any | None = None) -> tuple[BlockSites, ...]:
     """The blocks of a decoder (a pipeline stage holds some of them only) and of the MTP layers after it.
 
-    The experts' forward is replaced by an equal one made of methods (see ``mindformers_experts``).
+    Methods that compute several regions are replaced by equal ones made of methods (see ``seams``).
 
     Raises:
         InstallError: for a model, a dispatch or a version of MindFormers that isn't mapped, naming the attribute.
@@ -104,27 +76,54 @@ def _block(container: Any, key: str, layer: int, path: str, block: Any, mtp: boo
     _refuse(block, path)
     mlp = _attribute(block, "mlp", path)
     moe = hasattr(mlp, "router")
-    sites = [_site(block, path, region, name) for region, name in _ATTENTION]
-    sites += _moe_sites(mlp, f"{path}.mlp") if moe else [_site(block, path, region, name) for region, name in _DENSE]
+    sites = _attention_sites(block, path)
+    if moe:
+        sites += _moe_sites(block, mlp, path)
+    else:
+        sites += _sites(names.DENSE, path, block=block, mlp=part_of(mlp, Mlp, f"{path}.mlp"))
     return BlockSites(layer, "mtp" if mtp else "moe" if moe else "dense", container, key, path, tuple(sites))
 
 
-def _moe_sites(mlp: Any, path: str) -> list[Site]:
-    experts = _attribute(mlp, "experts", path)
-    inside = experts_path(experts, f"{path}.experts")
-    names = (("gmm.up", "gmm_up"), ("compute.act", "act"), ("gmm.down", "gmm_down"))
-    middle = [Site((region,), inside, name, f"{path}.experts.{name}") for region, name in names]
-    middle.append(Site(tuple(region for region, _ in names), inside, "path", f"{path}.experts.path"))
+def _attention_sites(block: Any, path: str) -> list[Site]:
+    attention = _attribute(block, "self_attention", path)
+    where = f"{path}.self_attention"
+    kernel = part_of(_attribute(attention, "core_attention", where), Kernel, f"{where}.core_attention")
+    if hasattr(attention, "linear_kvb"):
+        latent = part_of(attention, LatentAttention, where)
+        span = Site(QKV_REGIONS, latent, "qkv", f"{where}.qkv")
+        return [*_sites(names.LATENT_ATTENTION, path, block=block, attention=latent, kernel=kernel), span]
+    grouped = part_of(attention, GroupedAttention, where)
+    return _sites(names.GROUPED_ATTENTION, path, block=block, attention=grouped, kernel=kernel)
+
+
+def _moe_sites(block: Any, mlp: Any, path: str) -> list[Site]:
+    router, experts = (_attribute(mlp, name, f"{path}.mlp") for name in ("router", "experts"))
+    inside = part_of(experts, ExpertsPath, f"{path}.mlp.experts")
+    middle = _sites(names.EXPERTS, path, experts=inside)
+    span = tuple(place.region for place in names.EXPERTS)
+    middle.append(Site(span, inside, names.EXPERTS_SPAN, f"{path}.mlp.experts.{names.EXPERTS_SPAN}"))
+    sites = _sites(names.ROUTER, path, block=block, router=part_of(router, Router, f"{path}.mlp.router"))
     exchange = _expert_parallel(experts)
-    sites = [_site(mlp, path, "router", "router")]
     if exchange is None:
-        before, after = ([_site(experts, f"{path}.experts", *place)] for place in _ALONE)
+        before, after = (_sites([place], path, grouped_mlp=experts) for place in names.ALONE)
     else:
-        before, after = _exchange_sites(exchange, f"{path}.experts.{type(exchange).__name__}")
+        before, after = _exchange_sites(exchange, f"{path}.mlp.experts.{type(exchange).__name__}")
     sites += [*before, *middle, *after]
-    if getattr(mlp, "shared_experts", None) is not None:
-        sites.append(_site(mlp, path, "shared_experts", "shared_experts"))
+    shared = getattr(mlp, "shared_experts", None)
+    if shared is not None:
+        part = part_of(shared, SharedExperts, f"{path}.mlp.shared_experts")
+        sites += _sites(names.SHARED_EXPERTS, path, shared_experts=part)
     return sites
+
+
+def _sites(places: Sequence[Place], path: str, **parts: Any) -> list[Site]:
+    """A site for each place; ``parts`` are the objects that ``Place.part`` names."""
+    found = []
+    for place in places:
+        where = ".".join(name for name in (path, names.PARTS[place.part]) if name)
+        _attribute(parts[place.part], place.attr, where)
+        found.append(Site((place.region,), parts[place.part], place.attr, f"{where}.{place.attr}"))
+    return found
 
 
 def _expert_parallel(experts: Any) -> Any | None:
@@ -145,7 +144,7 @@ def _exchange_sites(exchange: Any, path: str) -> tuple[list[Site], list[Site]]:
         )
     missing: dict[str, list[str]] = {
         version: [name for _, name in methods if not hasattr(exchange, name)]
-        for version, methods in _EXPERT_PARALLEL.items()
+        for version, methods in names.EXCHANGE.items()
     }
     version = min(missing, key=lambda v: len(missing[v]))
     if missing[version]:
@@ -153,24 +152,19 @@ def _exchange_sites(exchange: Any, path: str) -> tuple[list[Site], list[Site]]:
             f"{path}.{missing[version][0]}: this MindFormers has no such method (looked for {version}'s)"
         )
     keep_for_the_call(exchange)
-    return tuple(
-        [_site(exchange, path, *place) for place in places]
-        for places in (_EXPERT_PARALLEL[version], _EXPERT_PARALLEL_BACK)
+    before, after = (
+        [Site((region,), exchange, name, f"{path}.{name}") for region, name in methods]
+        for methods in (names.EXCHANGE[version], names.EXCHANGE_BACK)
     )
+    for site in after:
+        _attribute(exchange, site.attr, path)
+    return before, after
 
 
 def _refuse(part: Any, path: str) -> None:
     for cls in type(part).__mro__:
         if cls.__name__ in _REFUSED:
             raise InstallError(f"{path} is a {cls.__name__}: {_REFUSED[cls.__name__]}")
-
-
-def _site(owner: Any, path: str, region: str, name: str) -> Site:
-    *parents, attr = name.split(".")
-    for parent in parents:
-        owner, path = _attribute(owner, parent, path), f"{path}.{parent}"
-    _attribute(owner, attr, path)
-    return Site((region,), owner, attr, f"{path}.{attr}")
 
 
 def _attribute(owner: Any, name: str, path: str) -> Any:

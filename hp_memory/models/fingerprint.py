@@ -6,9 +6,9 @@ import hashlib
 import json
 from dataclasses import asdict
 
-from hp_memory.layout import REGIONS_OF_KIND, ModelFingerprint
+from hp_memory.layout import GROUPS, REGIONS_OF_KIND, ModelFingerprint
 from hp_memory.layout.regions import Kind
-from hp_memory.models.settings import ModelSettings
+from hp_memory.models.settings import REFERENCE, ModelSettings
 
 # These change how a model is trained, not which model it is: a checkpoint made with others still fits.
 _NOT_THE_MODEL = ("seq_length", "aux_loss_coeff", "init_std", "activation")
@@ -24,5 +24,17 @@ def fingerprint(model: ModelSettings) -> ModelFingerprint:
 
 
 def _regions(model: ModelSettings, kind: Kind) -> tuple[str, ...]:
-    missing = () if model.shared_experts else ("shared_experts",)
+    missing = _missing(model)
     return tuple(region for region in REGIONS_OF_KIND[kind] if region not in missing)
+
+
+def _missing(model: ModelSettings) -> set[str]:
+    """Regions that no layer of this model has."""
+    missing: set[str] = set()
+    if not model.shared_experts:
+        missing |= set(GROUPS["shared_experts"])
+    if not model.kv_lora_rank:
+        missing |= {"attention.q_up", "attention.kv_up"}
+    if model.family == REFERENCE:
+        missing.add("attention.qk_norm")
+    return missing

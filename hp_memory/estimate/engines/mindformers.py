@@ -326,13 +326,14 @@ class _Model:
             for block in blocks:
                 if hasattr(block.mlp, "router"):
                     spread_experts(block, work.parallel, _routing(work))
+        # Before anything is put around constructs that the map replaces.
+        self.blocks = region_map_of(self.gpt)
         if work.parallel.tensor > 1:
             tensor_parallel.spread(self.gpt, blocks, work.parallel.tensor)
         if work.parallel.context > 1:
             context_parallel.spread(blocks, work.parallel.context, work.parallel.context_method)
             # Positions then come with the batch, one row for each sequence.
             self.gpt.rotary_pos_emb.use_position_ids = True
-        self.blocks = region_map_of(self.gpt)
         self.passages: dict[int, _Passage] = {}
 
     def _open(self) -> None:

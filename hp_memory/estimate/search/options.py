@@ -1,6 +1,7 @@
 """Every way to treat a layer's regions, with what it holds and what its replay costs; the ones worth choosing from.
 
-A layer with k free regions has 2^k ways. One way is dropped for another that costs no more, holds no more after the
+A layer with k free regions has 2^k ways, of which those are looked at that treat the regions of a ``TOGETHER`` alike:
+steps of one projection or one small MLP. One way is dropped for another that costs no more, holds no more after the
 forward and after a replay, and needs no more within forward and backward.
 
 Why that loses no optimum: in every moment of every schedule, what is alive is a sum of these amounts over the layers of
@@ -23,11 +24,19 @@ from hp_memory.estimate.account.held import free_regions
 from hp_memory.estimate.account.replay import choices_of
 from hp_memory.estimate.account.working import WorkingSets, working_sets
 from hp_memory.estimate.tracing.record import BARE, LayerTrace
+from hp_memory.layout import GROUPS
 
 AMOUNTS = ("held", "replayed", "waiting", "working_forward", "working_backward", "gradients")
 # Ways are looked at in parts of this many, which bounds the memory it takes.
 _PART = 1 << 15
 _BLOCK = 256
+
+TOGETHER = (
+    ("attention.qkv_proj", "attention.qk_norm"),
+    ("attention.q_up", "attention.kv_up", "attention.rope"),
+    GROUPS["shared_experts"],
+)
+"""Regions that a way replays or saves as one: with each on its own there are 32 times as many ways."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +84,25 @@ def _parts(
     trace: LayerTrace, regions: tuple[str, ...], costs: Mapping[str, float], prune: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """All ways in parts: their numbers, and rows of cost and the four amounts that pruning compares."""
-    for start in range(0, 1 << len(regions), _PART):
-        masks = np.arange(start, min(start + _PART, 1 << len(regions)))
+    units = _units(regions)
+    for start in range(0, 1 << len(units), _PART):
+        numbers = np.arange(start, min(start + _PART, 1 << len(units)))
+        masks = np.zeros_like(numbers)
+        for i, unit in enumerate(units):
+            masks |= (numbers >> i & 1) * sum(1 << regions.index(region) for region in unit)
         found = working_sets(trace, choices_of(regions, masks))
         table = np.stack((_cost(masks, regions, costs), *_compared(found)), 1)
         keep = undominated(table) if prune else np.arange(len(masks))
         yield masks[keep], table[keep]
+
+
+def _units(regions: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The regions that are decided as one, in order."""
+    found: list[tuple[str, ...]] = []
+    for region in regions:
+        unit = next((together for together in TOGETHER if region in together), (region,))
+        found.append(tuple(r for r in unit if r in regions))
+    return list(dict.fromkeys(found))
 
 
 def _cost(masks: np.ndarray, regions: tuple[str, ...], costs: Mapping[str, float]) -> np.ndarray:

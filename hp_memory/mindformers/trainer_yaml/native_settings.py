@@ -13,9 +13,8 @@ from typing import Any
 from hp_memory.errors import ConfigError
 from hp_memory.layout import ActivationPlan, LayerPlan
 from hp_memory.layout.layers import format_layers
-from hp_memory.mindformers.trainer_yaml import region_names as names_of
-
-VERSIONS = ("2.0", "2.1")
+from hp_memory.mindformers import names as names_of
+from hp_memory.mindformers.names import Use
 
 HINT = "the callback can say it (to=mindformers-callback)"
 
@@ -26,7 +25,6 @@ def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[s
     Raises:
         ConfigError: naming the first thing that this version has no setting for.
     """
-    experts = names_of.EXPERTS_ALONE if _alone(plan) else names_of.EXPERTS_SPREAD
     work = [(layer, _replayed(plan, layer)) for layer in plan.layers]
     work = [(layer, replayed) for layer, replayed in work if replayed]
     # A replayed block with exceptions; a saved block of which parts are replayed is the other kind.
@@ -34,9 +32,7 @@ def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[s
     parts: dict[str, list[int]] = {}
     for layer, replayed in work:
         if layer not in whole:
-            for name in _cover(
-                layer, replayed, ((experts, names_of.EXPERTS), *names_of.CELLS), version, path, "replay"
-            ):
+            for name in _cover(plan, layer, replayed, version, path, "replay"):
                 parts.setdefault(name, []).append(layer.layer)
     recompute: dict[str, Any] = {"mode": "select" if parts else "full" if whole else "None"}
     if whole:
@@ -47,11 +43,6 @@ def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[s
     if excluded:
         recompute["exclude_op"] = excluded
     return {"recompute": recompute, "recompute_comm": {"enable": False}, "swap": {"enable": False}}
-
-
-def _alone(plan: ActivationPlan) -> bool:
-    """Whether there is no expert parallelism."""
-    return "all2all.in" in plan.fingerprint.absent
 
 
 def _replayed(plan: ActivationPlan, layer: LayerPlan) -> tuple[str, ...]:
@@ -71,7 +62,7 @@ def _by_name(plan: ActivationPlan, whole: list[LayerPlan], parts: bool, path: st
     wanted = {layer.layer: _names(plan, layer, path) for layer in whole}
     everywhere = set().union(*wanted.values())
     for layer in whole:
-        if wanted[layer.layer] != everywhere & (names_of.OPERATIONS_OF_DENSE if layer.kind == "dense" else everywhere):
+        if wanted[layer.layer] != everywhere & _operations_of(plan, layer):
             why = f"MindFormers 2.0 excludes the same operations in every replayed layer, {HINT}"
             raise ConfigError(f"{path}.layers", f"layer {layer.layer}", why)
     if parts and everywhere - {"topk"}:
@@ -87,45 +78,48 @@ def _names(plan: ActivationPlan, layer: LayerPlan, path: str) -> set[str]:
             f"{path}.as_one", layer.layout.spans[0], f"MindFormers 2.0 excludes operations one by one, {HINT}"
         )
     names: set[str] = set()
-    for regions, words in names_of.OPERATIONS:
-        here = [r for r in regions if r in plan.regions(layer.layer)]
-        if here and set(here) <= saved:
-            names |= set(words)
-            saved -= set(here)
+    for word, regions in names_of.OPERATIONS.items():
+        here = set(regions) & set(plan.regions(layer.layer))
+        if here and here <= saved:
+            names.add(word)
+            saved -= here
     if saved:
         region = min(saved, key=plan.regions(layer.layer).index)
         why = f"MindFormers 2.0 has no operation name that means {region} and nothing else, {HINT}"
-        raise ConfigError(f"{path}.save", region, why, [r for regions, _ in names_of.OPERATIONS for r in regions])
+        raise ConfigError(f"{path}.save", region, why, [r for regions in names_of.OPERATIONS.values() for r in regions])
     return names
+
+
+def _operations_of(plan: ActivationPlan, layer: LayerPlan) -> set[str]:
+    """The names that mean something in this layer."""
+    here = set(plan.regions(layer.layer))
+    return {word for word, regions in names_of.OPERATIONS.items() if here & set(regions)}
 
 
 def _by_path(plan: ActivationPlan, whole: list[LayerPlan], path: str) -> dict[str, list[str]]:
     """2.1's ``exclude_op``: layers by path."""
-    alone = names_of.EXCLUDED_ALONE if _alone(plan) else ()
     found: dict[str, list[int]] = {}
     for layer in whole:
-        for name in _cover(layer, _saved(plan, layer), (*names_of.EXCLUDED, *alone), "2.1", path, "save"):
+        for name in _cover(plan, layer, _saved(plan, layer), "2.1", path, "save"):
             found.setdefault(name, []).append(layer.layer)
     return {name: _ranges(layers) for name, layers in found.items()}
 
 
 def _cover(
-    layer: LayerPlan,
-    regions: Sequence[str],
-    table: Sequence[tuple[tuple[str, ...], str]],
-    version: str,
-    path: str,
-    verb: str,
+    plan: ActivationPlan, layer: LayerPlan, regions: Sequence[str], version: str, path: str, use: Use
 ) -> list[str]:
     """The paths that together cover exactly ``regions``."""
+    here = plan.regions(layer.layer)
     left, names = set(regions), []
-    for covered, name in table:
-        if set(covered) <= left:
-            left -= set(covered)
-            names.append(f"{names_of.MTP_PREFIX}.{name}" if layer.kind == "mtp" else name)
+    harmless = set(names_of.FOLLOWS_THE_ROUTER) if use == "replay" else set()
+    for module in names_of.modules(version, use, here):
+        covered = (set(module.regions) & set(here)) - harmless
+        if covered and covered <= left:
+            left -= covered
+            names.append(f"{names_of.MTP_PREFIX}.{module.path}" if layer.kind == "mtp" else module.path)
     if left:
         region = min(left, key=list(regions).index)
-        key = "recompute" if verb == "replay" else "save"
-        why = f"MindFormers {version} has no path to {verb} {region} of layer {layer.layer} alone, {HINT}"
+        key = "recompute" if use == "replay" else "save"
+        why = f"MindFormers {version} has no path to {use} {region} of layer {layer.layer} alone, {HINT}"
         raise ConfigError(f"{path}.{key}", region, why)
     return names

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hp_memory.errors import ConfigError
 from hp_memory.layout import LayerOverride, LayoutSettings, ModelFingerprint
 from hp_memory.layout.layers import format_layers
-from hp_memory.layout.regions import ALWAYS_SAVED, Kind
-from hp_memory.mindformers.trainer_yaml import region_names as names_of
+from hp_memory.layout.regions import ALWAYS_SAVED
+from hp_memory.mindformers import names as names_of
+from hp_memory.mindformers.names import Module
 from hp_memory.mindformers.trainer_yaml.document import Document
 from hp_memory.pipeline.settings import PipelineSettings
 
@@ -71,11 +72,11 @@ def _pynative_layers(document: Document, mark: ModelFingerprint) -> list[_Layer]
         for i in _layers_at(document, ("recompute", "full_recompute_layer"), len(layers), mode == "full"):
             layers[i].whole = True
     if mode == "select":
-        _select(document, mark, layers, ("recompute", "select_module"), names_of.CELLS)
+        _select(document, mark, layers, ("recompute", "select_module"))
     elif document.get("recompute.select_module"):
         document.notes.append(f"recompute.select_module has no effect with recompute.mode: {mode}")
     if document.flag("recompute_comm.enable"):
-        _select(document, mark, layers, ("recompute_comm", "select_module"), names_of.EXCLUDED[2:5])
+        _select(document, mark, layers, ("recompute_comm", "select_module"))
     if mode != "None":
         _exclude(document, mark, layers)
     elif document.get("recompute.exclude_op"):
@@ -115,7 +116,6 @@ def _select(
     mark: ModelFingerprint,
     layers: list[_Layer],
     keys: tuple[str, ...],
-    table: Sequence[tuple[tuple[str, ...], str]],
 ) -> None:
     """Paths with their layers; those of one layer add up."""
     select = document.get(".".join(keys))
@@ -125,9 +125,9 @@ def _select(
     for pattern in select:
         here = (*keys, str(pattern))
         ids = _layers_at(document, here, len(layers))
-        regions = {i: _covered(document, here, mark, i, table) for i in ids}
+        regions = {i: _covered(document, here, mark, i) for i in ids}
         if ids and not any(found is not None for found in regions.values()):
-            known = [name for _, name in table if keys[0] != "recompute_comm" or "alltoall" in name]
+            known = [module.path for module in names_of.MODULES if _takes(module, here)]
             why = "no region means this path" if keys[0] == "recompute" else "no exchange of tokens means this path"
             document.refuse(here, select[pattern], why, known, meant=str(pattern))
         for i, found in regions.items():
@@ -141,7 +141,6 @@ def _covered(
     here: tuple[str, ...],
     mark: ModelFingerprint,
     layer: int,
-    table: Sequence[tuple[tuple[str, ...], str]],
 ) -> tuple[str, ...] | None:
     """The regions of a layer that a pattern's paths cover; None where it matches nothing there."""
     kind = mark.kinds[layer]
@@ -155,12 +154,12 @@ def _covered(
         return tuple(mark.regions[kind])
     found: set[str] = set()
     hit = False
-    for regions, name in _paths(mark, kind, table):
-        own = set(regions) & set(mark.regions[kind])
-        if (own or not regions) and matches(prefix + name):
+    for module in _modules(here, mark.regions[kind]):
+        own = set(module.regions) & set(mark.regions[kind])
+        if (own or not module.regions) and matches(prefix + module.path):
             hit = True
             found |= own
-    parts = [part for part in names_of.PARTS if matches(prefix + part)] if here[0] == "recompute" else []
+    parts = [part for part in names_of.FRAGMENTS if matches(prefix + part)] if here[0] == "recompute" else []
     left = [part for part in parts if not _inside(part, prefix, matches)]
     if left:
         why = f"{left[0]} is less than a region: replay {left[0].rpartition('.')[0]} whole"
@@ -175,23 +174,17 @@ def _inside(part: str, prefix: str, matches: Any) -> bool:
     return any(matches(prefix + ".".join(names[:n])) for n in range(1, len(names)))
 
 
-def _paths(
-    mark: ModelFingerprint, kind: Kind, table: Sequence[tuple[tuple[str, ...], str]]
-) -> Iterable[tuple[tuple[str, ...], str]]:
-    """The table's rows for one kind of layer."""
-    dense = ("mlp", "mlp.linear_fc1", "mlp.linear_fc2")
-    if table is not names_of.CELLS:
-        yield from (row for row in table if kind != "dense" or "expert" not in row[1])
-        return
-    yield from (row for row in table if row[1] not in dense or kind == "dense")
-    yield from (((), name) for name in names_of.EMPTY)
-    if kind == "dense":
-        return
-    alone = "all2all.in" in mark.absent
-    experts = names_of.EXPERTS_ALONE if alone else names_of.EXPERTS_SPREAD
-    yield experts, names_of.EXPERTS
-    yield (), names_of.ROUTER
-    yield (*experts, "shared_experts"), "mlp"
+def _takes(module: Module, here: tuple[str, ...]) -> bool:
+    """Whether the setting at ``here`` takes a path: cells to replay, exchanges of tokens, or anything to save."""
+    if here[0] == "recompute_comm":
+        return "alltoall" in module.path
+    return here[1] == "exclude_op" or not module.save_only
+
+
+def _modules(here: tuple[str, ...], regions: Sequence[str]) -> list[Module]:
+    """The paths that a setting takes in a layer with these regions."""
+    found = [module for module in names_of.MODULES if _takes(module, here) and module.exists(regions)]
+    return found if here[1] == "exclude_op" else [*found, *(Module(name, ()) for name in names_of.EMPTY)]
 
 
 def _exclude(document: Document, mark: ModelFingerprint, layers: list[_Layer]) -> None:
@@ -208,7 +201,7 @@ def _exclude(document: Document, mark: ModelFingerprint, layers: list[_Layer]) -
 
 def _exclude_operations(document: Document, mark: ModelFingerprint, layers: list[_Layer], names: Sequence[Any]) -> None:
     """2.0: parts of operations' names, for all that is replayed."""
-    known = {word: regions for regions, words in names_of.OPERATIONS for word in words}
+    known = names_of.OPERATIONS
     for i, name in enumerate(names):
         meant = [regions for word, regions in known.items() if word in str(name).lower()]
         if not meant:
@@ -220,20 +213,18 @@ def _exclude_operations(document: Document, mark: ModelFingerprint, layers: list
 
 def _exclude_paths(document: Document, mark: ModelFingerprint, layers: list[_Layer], paths: Mapping[str, Any]) -> None:
     """2.1: paths with their layers."""
-    table = (*names_of.EXCLUDED, *names_of.EXCLUDED_ALONE)
     for pattern in paths:
         here = ("recompute", "exclude_op", str(pattern))
         hit = False
         for i in _layers_at(document, here, len(layers)):
-            found = _covered(document, here, mark, i, table)
+            found = _covered(document, here, mark, i)
             hit = hit or found is not None
             if found and len(found) > 1 and "gmm.up" in found:
                 layers[i].spans.append(("gmm.up", "gmm.down"))
             layers[i].saved |= set(found or ())
         if not hit and paths[pattern]:
-            document.refuse(
-                here, paths[pattern], "no region means this path", [n for _, n in table], meant=str(pattern)
-            )
+            known = [module.path for module in names_of.MODULES]
+            document.refuse(here, paths[pattern], "no region means this path", known, meant=str(pattern))
 
 
 def _graph_layers(document: Document, mark: ModelFingerprint, pipeline: PipelineSettings) -> list[_Layer]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from hp_memory.errors import ConfigError
-from hp_memory.layout import ActivationPlan, LayoutSettings
+from hp_memory.layout import ActivationPlan, LayoutSettings, expand
 from hp_memory.layout.regions import ALWAYS_SAVED
-from hp_memory.mindformers import conflicts
+from hp_memory.mindformers import conflicts, names
 from hp_memory.mindformers.trainer_yaml import graph_settings, native_settings
 from hp_memory.mindformers.trainer_yaml.callbacks import OURS
 from hp_memory.mindformers.trainer_yaml.insert import with_sections
 from hp_memory.mindformers.trainer_yaml.reading import Reading
-from hp_memory.mindformers.trainer_yaml.region_names import CELLS, ROUTER
 from hp_memory.mindformers.trainer_yaml.train_config import stanza
 
 CALLBACK_TARGET, GRAPH_TARGET = "mindformers-callback", "mindformers-graph"
@@ -73,12 +72,12 @@ def _graph(reading: Reading, layout: LayoutSettings, plan: ActivationPlan, to: s
 
 def _refuse_inside_experts(plan: ActivationPlan) -> None:
     """What is inside a graph model's experts is no cell of its own, and can't be saved or replayed by itself."""
-    cells = {region for regions, _ in CELLS if len(regions) == 1 for region in regions} | {"mlp.act", ROUTER}
+    cells = {region for name in names.CELLS for region in expand(name, "layout.save")}
     for layer in plan.layers:
         regions = plan.regions(layer.layer)
         if not layer.layout.replays(regions):
             continue
         for region in regions:
-            if layer.layout.action(region) == "save" and region not in (*cells, *ALWAYS_SAVED):
+            if layer.layout.action(region) == "save" and region not in cells | set(ALWAYS_SAVED):
                 why = f"is no cell of a graph model: layer {layer.layer} can't save it while it is replayed"
-                raise ConfigError("layout.save", region, why, sorted(cells - {ROUTER}))
+                raise ConfigError("layout.save", region, why, sorted(cells))

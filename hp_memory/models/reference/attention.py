@@ -18,7 +18,7 @@ def rotary_tables(seq_length: int, head_dim: int, theta: float) -> tuple[Tensor,
 
 
 class Attention(nn.Cell):
-    """Regions ``attention.qkv``, ``attention.core`` and ``attention.out``; the norm before them is the block's."""
+    """Regions ``attention.qkv_proj``, ``rope``, ``core`` and ``out``; the norm before them is the block's."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -30,11 +30,14 @@ class Attention(nn.Cell):
         self.kernels = devices.kernels()
 
     def construct(self, x: Tensor) -> Tensor:
-        return self.out(self.core(*self.qkv(x)))
+        return self.out(self.core(*self.rope(self.qkv_proj(x))))
 
-    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (T, H) to q (B, N, S, D), k and v (B, N_kv, S, D)."""
-        projected = mint.matmul(x, self.qkv_weight)
+    def qkv_proj(self, x: Tensor) -> Tensor:
+        """x (T, H) to the heads of q, then k, then v: (T, (N + 2 * N_kv) * D)."""
+        return mint.matmul(x, self.qkv_weight)
+
+    def rope(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The projection to q (B, N, S, D), k and v (B, N_kv, S, D), q and k turned by their position."""
         return self.kernels.rotary_qkv(projected, self.cos, self.sin, self.heads, self.kv_heads)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from hp_memory.models.reference.layers import matrix
 
 
 class Mlp(nn.Cell):
-    """SwiGLU between two matrices. Regions ``mlp.up``, ``mlp.act`` and ``mlp.down`` in a dense layer."""
+    """SwiGLU between two matrices. Regions ``mlp.up``, ``act`` and ``down`` of a dense layer, or of shared experts."""
 
     def __init__(self, hidden_size: int, ffn_size: int) -> None:
         super().__init__()

@@ -9,14 +9,16 @@ from hp_memory.models.sites import BlockSites, Site
 # region -> path of the attribute below the block
 _ATTENTION = {
     "attention.norm": "attention_norm",
-    "attention.qkv": "attention.qkv",
+    "attention.qkv_proj": "attention.qkv_proj",
+    "attention.rope": "attention.rope",
     "attention.core": "attention.core",
     "attention.out": "attention.out",
     "mlp.norm": "mlp_norm",
 }
 _DENSE = {"mlp.up": "mlp.up", "mlp.act": "mlp.act", "mlp.down": "mlp.down"}
 _MOE = {
-    "router": "moe.router",
+    "router.gate": "moe.router.gate",
+    "router.choose": "moe.router.choose",
     "dispatch.counts": "moe.counts",
     "dispatch.permute": "moe.permute",
     "all2all.in": "moe.all2all_in",
@@ -27,7 +29,11 @@ _MOE = {
     "combine.unsort": "moe.unsort",
     "all2all.out": "moe.all2all_out",
     "combine.unpermute": "moe.unpermute",
-    "shared_experts": "moe.shared_experts",
+}
+_SHARED = {
+    "shared_experts.up": "moe.shared_experts.up",
+    "shared_experts.act": "moe.shared_experts.act",
+    "shared_experts.down": "moe.shared_experts.down",
 }
 
 
@@ -42,9 +48,7 @@ def region_map(model: Model) -> tuple[BlockSites, ...]:
 def _sites(block: Block, path: str) -> tuple[Site, ...]:
     if block.kind == "dense":
         return tuple(_site(block, (region,), below, path) for region, below in (_ATTENTION | _DENSE).items())
-    places = _ATTENTION | _MOE
-    if not block.moe.has_shared_experts:
-        del places["shared_experts"]
+    places = _ATTENTION | _MOE | (_SHARED if block.moe.has_shared_experts else {})
     single = tuple(_site(block, (region,), below, path) for region, below in places.items())
     return (*single, _site(block, EXPERT_PATH, "moe.experts_path", path))
 

@@ -1,4 +1,4 @@
-"""Chooses each token's experts. Always a saved region: a second run could choose others, and would count twice."""
+"""Scores each token's experts, and chooses among them. The choice is made once: a replay could choose others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _WithLoss(_Function):
 
 
 class Router(nn.Cell):
-    """Scores, the top k of them, and a loss that balances the load.
+    """Scores, the top k of them, and a loss that balances the load: regions ``router.gate`` and ``router.choose``.
 
     ``load`` counts the tokens each expert got since ``take_load`` was last called.
     """
@@ -43,8 +43,15 @@ class Router(nn.Cell):
 
     def construct(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (T, H) to the weights (T, k), the experts (T, k) int32 and the tokens per expert (E,) int32."""
+        return self.choose(self.gate(x))
+
+    def gate(self, x: Tensor) -> Tensor:
+        """x (T, H) to scores (T, E)."""
         logits = mint.matmul(x, self.weight)
-        scores = mint.sigmoid(logits) if self.settings.scoring == "sigmoid" else ops.softmax(logits, -1)
+        return mint.sigmoid(logits) if self.settings.scoring == "sigmoid" else ops.softmax(logits, -1)
+
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores (T, E) to what ``construct`` returns: all that depends on comparing them, and the counters."""
         chosen, indices = self.kernels.topk(scores, self.settings.top_k)
         counts = self.kernels.count_per_expert(indices, self.settings.num_experts)
         self.load.copy_(self.load + counts.astype(mstype.float32))

@@ -57,10 +57,10 @@ class Expected:
 _ATTENTION = (
     SavedTensor("x", "block input", "attention.norm", ("T", "H")),
     SavedTensor("deviation", "attention.norm", "attention.norm", ("T", "1")),
-    SavedTensor("normed", "attention.norm", "attention.qkv", ("T", "H")),
-    SavedTensor("q", "attention.qkv", "attention.core", ("B", "N", "S", "D")),
-    SavedTensor("k", "attention.qkv", "attention.core", ("B", "K", "S", "D")),
-    SavedTensor("v", "attention.qkv", "attention.core", ("B", "K", "S", "D")),
+    SavedTensor("normed", "attention.norm", "attention.qkv_proj", ("T", "H")),
+    SavedTensor("q", "attention.rope", "attention.core", ("B", "N", "S", "D")),
+    SavedTensor("k", "attention.rope", "attention.core", ("B", "K", "S", "D")),
+    SavedTensor("v", "attention.rope", "attention.core", ("B", "K", "S", "D")),
     SavedTensor("attended", "attention.core", "attention.core", ("T", "ND")),
     SavedTensor("maximum", "attention.core", "attention.core", ("B", "N", "S", "8")),
     SavedTensor("sum", "attention.core", "attention.core", ("B", "N", "S", "8")),
@@ -73,17 +73,17 @@ _DENSE = (
     SavedTensor("activated", "mlp.act", "mlp.down", ("T", "F_dense")),
 )
 _ROUTER = (
-    SavedTensor("normed 2", "mlp.norm", "router", ("T", "H")),
-    SavedTensor("scores", "router", "router", ("T", "E")),
-    SavedTensor("experts", "router", "router", ("T", "k"), "int32"),
-    SavedTensor("chosen scores", "router", "router", ("T", "k")),
-    SavedTensor("sum of chosen", "router", "router", ("T", "1")),
-    SavedTensor("load", "router", "router", ("E",)),
+    SavedTensor("normed 2", "mlp.norm", "router.gate", ("T", "H")),
+    SavedTensor("scores", "router.gate", "router.gate", ("T", "E")),
+    SavedTensor("experts", "router.choose", "router.choose", ("T", "k"), "int32"),
+    SavedTensor("chosen scores", "router.choose", "router.choose", ("T", "k")),
+    SavedTensor("sum of chosen", "router.choose", "router.choose", ("T", "1")),
+    SavedTensor("load", "router.choose", "router.choose", ("E",)),
 )
 # Read by no gradient of the router; held where a replay must not decide again.
 _DECISIONS = (
-    SavedTensor("weights", "router", "combine.unpermute", ("T", "k")),
-    SavedTensor("counts", "router", "none", ("E",), "int32"),
+    SavedTensor("weights", "router.choose", "combine.unpermute", ("T", "k")),
+    SavedTensor("counts", "router.choose", "none", ("E",), "int32"),
 )
 _METADATA = (
     SavedTensor("way back", "dispatch.counts", "compute.resort", ("R",), "int32"),
@@ -100,8 +100,8 @@ _EXPERTS = (
     SavedTensor("returned", "all2all.out", "combine.unpermute", ("Tk", "H")),
 )
 _SHARED = (
-    SavedTensor("shared hidden", "shared_experts", "shared_experts", ("T", "2F_shared")),
-    SavedTensor("shared activated", "shared_experts", "shared_experts", ("T", "F_shared")),
+    SavedTensor("shared hidden", "shared_experts.up", "shared_experts.act", ("T", "2F_shared")),
+    SavedTensor("shared activated", "shared_experts.act", "shared_experts.down", ("T", "F_shared")),
 )
 TENSORS: Mapping[str, tuple[SavedTensor, ...]] = {
     "dense": _ATTENTION + _DENSE,
@@ -118,12 +118,13 @@ def _names(tensors: Iterable[SavedTensor], without: tuple[str, ...] = ()) -> tup
     return tuple(t.name for t in tensors if t.name not in without)
 
 
-_ROUTED = ("scores", "experts", "chosen scores", "sum of chosen", "load")
+# The scores aren't among them: they are made again.
+_CHOSEN = ("experts", "chosen scores", "sum of chosen", "load")
 _DECIDED = ("weights", "counts")
 # Excluded as a whole or link by link, the way through the expert holds the same: links' inputs and the last output.
 _WHOLE_PATH: _Rows = {
     INPUT: ("x",),
-    BACKWARD: (*_ROUTED, "way back", "order", "group list", "sorted", "hidden", "activated"),
+    BACKWARD: (*_CHOSEN, "way back", "order", "group list", "sorted", "hidden", "activated"),
     REPLAY: (*_DECIDED, "returned"),
 }
 HELD: Mapping[str, Mapping[str, _Rows]] = {
@@ -135,12 +136,12 @@ HELD: Mapping[str, Mapping[str, _Rows]] = {
         "none": {BACKWARD: _names(TENSORS["moe"], without=("counts", "received", "result"))},
         "full": {
             INPUT: ("x",),
-            BACKWARD: _ROUTED,
+            BACKWARD: _CHOSEN,
             REPLAY: (*_DECIDED, "way back", "order", "group list"),
         },
         "op_exclude": {
             INPUT: ("x",),
-            BACKWARD: (*_ROUTED, "group list"),
+            BACKWARD: (*_CHOSEN, "group list"),
             REPLAY: (*_DECIDED, "way back", "order", "received", "hidden", "returned"),
         },
         "region_exclude": _WHOLE_PATH,

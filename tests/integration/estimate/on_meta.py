@@ -6,6 +6,7 @@ import json
 import resource
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,20 @@ def full_size() -> dict[str, Any]:
         "parameters": traced.total_parameters,
         "operations": {kind: len(layer.ops) for kind, layer in traced.layers.items()},
         "flops": {kind: layer.flops("forward") for kind, layer in traced.layers.items()},
+        "outside": {kind: outside_regions(layer) for kind, layer in traced.layers.items()},
         "seconds": seconds | {"replan": sorted(replans)},
         "resident_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "peaks": peaks,
         "checks": checks,
     }
+
+
+def outside_regions(layer: Any) -> dict[str, int]:
+    """How often which operation of a forward runs outside every region, views aside."""
+    from hp_memory.estimate.tracing.record import BARE
+
+    bare = Counter(op.name for op in layer.of_phase("forward") if op.region == BARE)
+    return {name: count for name, count in bare.items() if name != "Reshape"}
 
 
 def local_shapes() -> dict[str, Any]:

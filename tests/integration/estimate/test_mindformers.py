@@ -23,6 +23,12 @@ def test_the_order_of_the_layouts(found):
     assert replayed["none"] == 0 < replayed["op_exclude"] < replayed["full"] <= 1
 
 
+def test_regions_tile_each_block_at_full_size_with_its_experts_spread(found):
+    # Attention's branch, the experts' and the shared experts'; the token counter. No cast: weights are in bfloat16.
+    moe = {"AddExt": 3, "InplaceAddExt": 1}
+    assert found["full"]["outside"] == {"dense": {"AddExt": 2}, "moe": moe, "mtp": moe}
+
+
 def test_flops_of_a_layer_are_those_of_its_products(found):
     tokens, hidden, ffn = 8192, 7168, 18432
     latent = hidden * (1536 + 512 + 64) + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * hidden
@@ -65,7 +71,7 @@ def test_context_parallel_ranks_share_the_sequence_and_what_attention_does(found
     statistics = 2 * 4096 * 128 * 8 * 4 * 2
     assert base["regions"]["attention.core"] == sum(whole.values()) + statistics + 2
     for case in (colossal, ulysses):
-        for region in ("attention.norm", "attention.out", "shared_experts"):
+        for region in ("attention.norm", "attention.out", "shared_experts.up"):
             assert case["regions"][region] == pytest.approx(base["regions"][region] / 4, rel=0.01)
         # One row of padding per expert isn't shared.
         assert case["regions"]["gmm.up"] == pytest.approx(base["regions"]["gmm.up"] / 4, rel=0.1)

@@ -28,7 +28,7 @@ def run(script: str, *args: str, timeout: int = 600, **env: str) -> dict:
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=os.environ | {"PYTHONPATH": str(HERE)} | env,
+        env=os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[2]}"} | env,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, done.stdout[-3000:] + done.stderr[-6000:]

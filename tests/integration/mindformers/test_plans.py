@@ -10,7 +10,10 @@ pytestmark = pytest.mark.timeout(600)
 NAMES = [
     *(
         ("deepseek_v3", plan)
-        for plan in ("none", "full", "op_exclude", "region_exclude", "chain_exclude", "others_saved")
+        for plan in (
+            *("none", "full", "op_exclude", "region_exclude", "chain_exclude", "others_saved"),
+            *("odd_saved", "odd_replayed"),
+        )
     ),
     *(("qwen3_moe", plan) for plan in ("full", "region_exclude", "attention_only")),
     ("qwen3_moe_fused", "op_exclude"),
@@ -52,9 +55,10 @@ def test_the_comparison_compares_something(results):
 def test_regions_ran_and_replayed_as_the_layout_says(results):
     runs = results["deepseek_v3"]["op_exclude"]["report"]["runs"]
     assert runs["layers.1/gmm.up"] == {"forward": 2, "body": 2, "replays": 0}
-    assert runs["layers.1/router"] == {"forward": 2, "body": 2, "replays": 0}
+    assert runs["layers.1/router.gate"] == {"forward": 2, "body": 4, "replays": 2}
+    assert runs["layers.1/router.choose"] == {"forward": 2, "body": 2, "replays": 0}
     assert runs["layers.1/compute.act"] == {"forward": 2, "body": 4, "replays": 2}
-    assert runs["layers.1/shared_experts"] == {"forward": 2, "body": 4, "replays": 2}
+    assert runs["layers.1/shared_experts.act"] == {"forward": 2, "body": 4, "replays": 2}
     one = results["deepseek_v3"]["region_exclude"]["report"]["runs"]["layers.1/gmm.up..gmm.down"]
     assert one == {"forward": 2, "body": 2, "replays": 0}
 
@@ -63,6 +67,26 @@ def test_mtp_layers_take_a_plan_of_their_own(results):
     runs = results["deepseek_v3_mtp"]["by_layer"]["report"]["runs"]
     assert runs["layers.2/gmm.up"]["replays"] == 0
     assert runs["layers.1/gmm.up"]["replays"] == 2
+
+
+# The additions of attention's and the feed forward part's branches; the token counter's addition, cast and write.
+DENSE = {"AddExt": 2}
+MOE = {"AddExt": 3, "Cast": 1, "write by InplaceCopy": 1}
+MOE_WITH_SHARED_EXPERTS = MOE | {"AddExt": 4}
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks"),
+    [
+        ("deepseek_v3", [DENSE, MOE_WITH_SHARED_EXPERTS]),
+        ("deepseek_v3_mtp", [DENSE, MOE_WITH_SHARED_EXPERTS, MOE_WITH_SHARED_EXPERTS]),
+        ("qwen3_moe", [MOE, MOE]),
+        ("qwen3_moe_fused", [MOE, MOE]),
+        ("qwen3", [DENSE, DENSE]),
+    ],
+)
+def test_regions_tile_each_block(results, model, blocks):
+    assert list(results[model]["outside"].values()) == blocks
 
 
 def test_saving_more_holds_more(results):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hp_memory.mindformers import names
 from hp_memory.mindformers.families import FAMILIES, SIZES
-from hp_memory.mindformers.trainer_yaml import region_names
 from hp_memory.mindformers.trainer_yaml.callbacks import HARMLESS
 from hp_memory.mindformers.trainer_yaml.check import TABLES
 
@@ -69,7 +69,6 @@ def test_every_callback_of_theirs_is_known(theirs):
 
 
 def test_every_cell_of_a_block_is_a_region_or_a_part_of_one(theirs):
-    known = {name for _, name in region_names.CELLS} | set(region_names.PARTS) | set(region_names.EMPTY)
-    known |= {region_names.EXPERTS, region_names.ROUTER}
+    known = {module.path for module in names.MODULES} | set(names.FRAGMENTS) | set(names.EMPTY)
     assert len(theirs["cells"]) > 30
     assert not {name for name in theirs["cells"] if name not in known}

@@ -35,6 +35,13 @@ def settings(**kw):
 def test_a_group_means_all_of_its_parts():
     assert expand("all2all", "p") == ("all2all.in", "all2all.out")
     assert expand("gmm.up", "p") == ("gmm.up",)
+    assert expand("router", "p") == ("router.gate", "router.choose")
+    assert set(expand("attention.qkv", "p")) < set(expand("attention", "p"))
+
+
+def test_groups_and_regions_are_the_parts_of_one_list():
+    assert {region for parts in GROUPS.values() for region in parts} == set(REGIONS)
+    assert not set(GROUPS) & set(REGIONS)
 
 
 @pytest.mark.parametrize(("name", "near"), [("all2al", "all2all"), ("gmm.upp", "gmm.up"), ("combin", "combine")])
@@ -51,10 +58,34 @@ def test_routing_and_split_sizes_are_saved_whatever_the_default():
     assert all(layout.action(r) == "save" for r in ALWAYS_SAVED)
 
 
-@pytest.mark.parametrize("region", ["router", "dispatch", "dispatch.counts"])
+@pytest.mark.parametrize("region", ["router", "router.choose", "dispatch", "dispatch.counts"])
 def test_routing_and_split_sizes_are_never_replayed(region):
     with pytest.raises(ConfigError, match="always saved"):
         make_layout("x", "save", [], [region], [])
+
+
+def test_the_scores_that_routing_compares_may_be_replayed():
+    with pytest.raises(ConfigError, match=r"router\.choose is always saved.*\n.*router\.gate"):
+        make_layout("x", "save", [], ["router"], [])
+    assert make_layout("x", "save", [], ["router.gate"], []).replays(REGIONS) == ("router.gate",)
+    assert make_layout("full", "recompute", [], [], []).action("router.gate") == "recompute"
+
+
+def test_a_group_of_which_a_model_has_some_parts_means_those():
+    regions = {k: tuple(r for r in v if r not in ("attention.q_up", "mlp.up")) for k, v in REGIONS_OF_KIND.items()}
+    model = ModelFingerprint("reference", KINDS, regions, "d")
+    plan = build_plan(settings(save=["attention.qkv"], as_one=[["attention.qkv", "attention.qkv"]]), model)
+    (span,) = plan.layers[1].layout.spans
+    assert span == ("attention.qkv_proj", "attention.qk_norm", "attention.kv_up", "attention.rope")
+    with pytest.raises(ConfigError, match=r"save\[1\]='attention\.q_up': .*no such region"):
+        build_plan(settings(save=["gmm", "attention.q_up"]), model)
+
+
+def test_a_span_may_be_told_by_groups():
+    layout = make_layout("x", "recompute", ["router", "dispatch"], [], [["router", "dispatch"]])
+    assert layout.spans == (("router.gate", "router.choose", "dispatch.counts", "dispatch.permute"),)
+    with pytest.raises(ConfigError, match=r"as_one\[0\]\[1\]='dispach'.*\n.*'dispatch'"):
+        make_layout("x", "recompute", ["router", "dispatch"], [], [["router", "dispach"]])
 
 
 @pytest.mark.parametrize(
@@ -135,6 +166,11 @@ def test_a_plan_survives_json_and_its_hash_tells_plans_apart():
     assert again.hash() == plan.hash() != build_plan(settings(), MODEL).hash()
     with pytest.raises(ConfigError, match="schema"):
         from_dict({**plan.to_dict(), "schema": 99})
+
+
+def test_a_plan_from_before_the_regions_were_split_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"plan\.schema=1: its regions router, attention\.qkv .*from its layout"):
+        from_dict({**build_plan(settings(), MODEL).to_dict(), "schema": 1})
 
 
 @given(st.sets(st.sampled_from(REGIONS)), st.sampled_from(["save", "recompute"]))

@@ -8,15 +8,17 @@ import pytest
 
 from hp_memory.errors import ConfigError, InstallError
 from hp_memory.layout import REGIONS
+from hp_memory.mindformers import names
 from hp_memory.mindformers import region_map as mindformers_map
-from hp_memory.mindformers.experts_map import ExpertsPath, experts_path
+from hp_memory.mindformers.experts_map import ExpertsPath
 from hp_memory.mindformers.families import fingerprint, model_section, settings_of
+from hp_memory.mindformers.seams import part_of
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 
 
 def exchange(version: str, without: str = "", **attributes: object) -> object:
     """An ``ExpertParallel`` with the methods of a version."""
-    places = (*mindformers_map._EXPERT_PARALLEL[version], *mindformers_map._EXPERT_PARALLEL_BACK)
+    places = (*names.EXCHANGE[version], *names.EXCHANGE_BACK)
     methods = {name: lambda *_: None for _, name in places if name != without}
     return type("ExpertParallel", (), methods | attributes)()
 
@@ -24,7 +26,7 @@ def exchange(version: str, without: str = "", **attributes: object) -> object:
 @pytest.mark.parametrize("version", ["2.0", "2.1"])
 def test_a_version_is_told_by_its_methods(version):
     before, after = mindformers_map._exchange_sites(exchange(version), "experts.ExpertParallel")
-    assert [site.attr for site in before] == [name for _, name in mindformers_map._EXPERT_PARALLEL[version]]
+    assert [site.attr for site in before] == [name for _, name in names.EXCHANGE[version]]
     regions = {site.regions[0] for site in (*before, *after)}
     assert regions == {
         *("dispatch.permute", "dispatch.counts", "all2all.in", "compute.resort"),
@@ -63,15 +65,32 @@ class OtherExperts:
 
 def test_the_experts_forward_is_replaced_once():
     experts = Experts()
-    path = experts_path(experts, "mlp.experts")
+    path = part_of(experts, ExpertsPath, "mlp.experts")
     assert isinstance(path, ExpertsPath)
-    assert experts_path(experts, "mlp.experts") is path
+    assert part_of(experts, ExpertsPath, "mlp.experts") is path
     assert experts.experts_forward == path.forward
 
 
 def test_experts_that_compute_in_another_way_are_refused():
     with pytest.raises(InstallError, match=r"mlp\.experts\.experts_forward: .*uses fused_everything"):
-        experts_path(OtherExperts(), "mlp.experts")
+        part_of(OtherExperts(), ExpertsPath, "mlp.experts")
+
+
+def test_a_method_that_something_else_has_replaced_is_refused():
+    experts = Experts()
+    experts.experts_forward = print
+    with pytest.raises(InstallError, match=r"mlp\.experts\.experts_forward is replaced by <built-in function print>"):
+        part_of(experts, ExpertsPath, "mlp.experts")
+
+
+class Derived(Experts):
+    def experts_forward(self, tokens, ends):
+        return super().experts_forward(tokens, ends)
+
+
+def test_what_a_derived_class_adds_is_seen():
+    with pytest.raises(InstallError, match=r"it uses .*super"):
+        part_of(Derived(), ExpertsPath, "mlp.experts")
 
 
 SETTINGS = ModelSettings(
@@ -96,7 +115,7 @@ def test_regions_depend_on_expert_parallelism():
     assert "all2all.in" not in alone.regions["moe"]
     assert "all2all.in" in spread.regions["moe"]
     assert not spread.absent
-    assert "shared_experts" not in spread.regions["moe"]
+    assert "shared_experts.up" not in spread.regions["moe"]
     assert alone.digest == spread.digest
 
 

@@ -145,8 +145,22 @@ def test_every_region_is_called_at_each_forward_through_its_owner(build, setting
     model(tokens[0])
     first = list(calls)
     model(tokens[0])
-    assert len(first) == len(set(first)) == 20
+    assert len(first) == len(set(first)) == 27
     assert calls == first * 2
+
+
+def test_regions_tile_each_block_but_for_the_additions_of_branches(build, settings, tokens):
+    from hp_memory.install import install
+    from hp_memory.layout import LayoutSettings, build_plan
+    from hp_memory.models.reference import region_map
+    from tests.support.outside_regions import outside_regions
+
+    model = build(settings)
+    blocks = region_map(model)
+    install(model, build_plan(LayoutSettings("none", "save"), fingerprint(settings)), blocks)
+    # Attention's, the feed forward part's, and the shared experts'.
+    found = outside_regions(blocks, lambda: model(tokens[0]))
+    assert found == {"layers.0": {"AddExt": 2}, "layers.1": {"AddExt": 3}}
 
 
 def test_the_routers_load_counts_tokens_and_starts_again_when_taken(build, settings, tokens):

@@ -63,9 +63,19 @@ def test_a_dense_model_needs_no_expert_sizes(settings):
 def test_fingerprint_names_each_kinds_regions(settings):
     mark = fingerprint(settings)
     assert mark.kinds == ("dense", "moe")
-    assert "shared_experts" in mark.regions["moe"]
-    assert "shared_experts" not in fingerprint(replace(settings, shared_experts=0)).regions["moe"]
+    assert "shared_experts.up" in mark.regions["moe"]
+    assert "shared_experts.up" not in fingerprint(replace(settings, shared_experts=0)).regions["moe"]
     assert "mlp.up" in mark.regions["dense"]
+    assert not {"attention.qk_norm", "attention.q_up", "attention.kv_up"} & set(mark.regions["dense"])
+
+
+def test_latent_attention_has_up_projections_and_other_families_norms_of_heads(settings):
+    plain, latent = (
+        set(fingerprint(replace(settings, **change)).regions["moe"])
+        for change in ({"family": "qwen3_moe"}, {"family": "deepseek_v3", "kv_lora_rank": 4})
+    )
+    assert latent - plain == {"attention.q_up", "attention.kv_up"}
+    assert "attention.qk_norm" in plain
 
 
 def test_fingerprint_tells_models_apart_and_not_trainings(settings):

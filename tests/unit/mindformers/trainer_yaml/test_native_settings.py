@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hp_memory.errors import ConfigError
@@ -47,9 +49,9 @@ def test_full_keeps_the_routing_decision_in_both_versions():
         assert settings["full_recompute_layer"] == ["0-4"]  # the MTP layer is layer 4
     assert recompute("2.0", default="recompute")["exclude_op"] == ["topk"]
     assert recompute("2.1", default="recompute")["exclude_op"] == {
-        "mlp.router": ["1-3"],
+        "mlp.router.topk": ["1-3"],
         "mlp.experts.expert_counts.alltoall": ["1-3"],
-        "transformer_layer.mlp.router": ["4"],
+        "transformer_layer.mlp.router.topk": ["4"],
         "transformer_layer.mlp.experts.expert_counts.alltoall": ["4"],
     }
 
@@ -63,6 +65,28 @@ def test_2_1_names_paths():
     settings = recompute("2.1", default="recompute", save=["all2all", "shared_experts"])
     assert settings["exclude_op"]["mlp.experts.input.alltoallsingle"] == ["1-3"]
     assert settings["exclude_op"]["transformer_layer.mlp.shared_experts"] == ["4"]
+
+
+def test_2_1_saves_the_router_as_one_where_its_scores_are_saved_too():
+    settings = recompute("2.1", default="recompute", save=["router"])
+    assert settings["exclude_op"]["mlp.router"] == ["1-3"]
+    assert "mlp.router.topk" not in settings["exclude_op"]
+
+
+def test_2_1_saves_what_latent_attention_projects_as_one():
+    latent = fingerprint(replace(MODEL, kv_lora_rank=4), ParallelSettings())
+    one = recompute("2.1", latent, default="recompute", save=["attention.qkv"])["exclude_op"]
+    assert one["self_attention.get_query_key_value_tensors"] == ["0-3"]
+    up = recompute("2.1", latent, default="recompute", save=["attention.q_up", "attention.kv_up"])["exclude_op"]
+    assert {"self_attention.linear_qb", "self_attention.linear_kvb"} < set(up)
+    with pytest.raises(ConfigError, match=r"attention\.rope"):
+        recompute("2.1", default="recompute", save=["attention.qkv"])
+
+
+def test_2_0_replays_up_projections_by_their_matrices():
+    latent = fingerprint(replace(MODEL, kv_lora_rank=4), ParallelSettings())
+    settings = recompute("2.0", latent, default="save", recompute=["attention.q_up", "attention.kv_up"])
+    assert settings["select_module"]["self_attention.linear_qb"] == ["0-3"]
 
 
 def test_2_1_saves_the_grouped_matmuls_with_the_activation_as_one():
@@ -93,7 +117,7 @@ def test_layers_with_layouts_of_their_own():
     layout = {"default": "save", "layers": [LayerOverride(layers="0-1", default="recompute")]}
     settings = recompute("2.1", **layout)
     assert settings["full_recompute_layer"] == ["0-1"]
-    assert settings["exclude_op"]["mlp.router"] == ["1"]
+    assert settings["exclude_op"]["mlp.router.topk"] == ["1"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +126,9 @@ def test_layers_with_layouts_of_their_own():
         ("2.0", {"save": ["gmm.up"]}, "gmm.up"),
         ("2.0", {"save": ["all2all.in"]}, "all2all.in"),
         ("2.0", {"save": ["compute"]}, "compute.resort"),
-        ("2.0", {"save": ["attention.qkv"]}, "attention.qkv"),
+        ("2.0", {"save": ["attention.qkv"]}, "attention.qkv_proj"),
+        ("2.0", {"save": ["router"]}, "router.gate"),
+        ("2.1", {"save": ["attention.rope"]}, "attention.rope"),
         ("2.1", {"save": ["gmm"]}, "gmm.up"),
         ("2.1", {"save": ["dispatch.permute"]}, "dispatch.permute"),
         ("2.1", {"save": ["all2all", "compute", "gmm"]}, "compute.resort"),

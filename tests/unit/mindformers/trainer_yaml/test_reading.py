@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from hp_memory.errors import ConfigError, ConfigErrors
-from hp_memory.layout import build_plan
+from hp_memory.layout import GROUPS, build_plan
 from hp_memory.mindformers.families import fingerprint
 from hp_memory.mindformers.trainer_yaml.reading import Reading, read
 from hp_memory.models.settings import ParallelSettings
@@ -183,7 +183,7 @@ def select(folder, mode="select", **settings):
     return [set(layer.layout.replays(plan.regions(layer.layer))) for layer in plan.layers]
 
 
-ATTENTION = {"attention.qkv", "attention.core", "attention.out"}
+ATTENTION = {*GROUPS["attention.qkv"], "attention.core", "attention.out"}
 
 
 def test_selected_modules_add_up_in_any_order(tmp_path):
@@ -207,8 +207,14 @@ def test_selected_modules_are_regular_expressions(tmp_path):
 
 def test_part_of_a_region_is_refused_unless_the_whole_is_replayed_too(tmp_path):
     with pytest.raises(ConfigErrors, match="less than a region"):
-        select(tmp_path, select_module={r"self_attention\.linear_qkv": ["0"]})
+        select(tmp_path, select_module={r"self_attention\.q_layernorm": ["0"]})
     assert select(tmp_path, select_module={"self_attention.*": ["0"]})[0] == ATTENTION
+
+
+def test_a_matrix_of_attention_is_a_region_and_a_routers_replay_leaves_its_decision(tmp_path):
+    found = select(tmp_path, select_module={r"self_attention\.linear_(qb|kvb)": ["0"], r"mlp\.router": ["1"]})
+    assert found[0] == {"attention.q_up", "attention.kv_up"}
+    assert found[1] == {"router.gate"}
 
 
 def test_excluded_operations_count_in_selected_modules_too(tmp_path):
