@@ -68,6 +68,7 @@ lint: .venv/ready
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/lint-imports
+	$(RUN)/mypy
 
 clean:
 	rm -rf .venv .uv runs

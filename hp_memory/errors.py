@@ -30,12 +30,12 @@ class ConfigError(HPMemoryError):
     def __init__(
         self, path: str, value: object, why: str, accepted: Iterable[object] = (), meant: object = None
     ) -> None:
-        accepted = [str(a) for a in accepted]
-        near = nearest(value if meant is None else meant, accepted)
-        hint = f"\n  did you mean {near!r}? " if near else "\n  " if accepted else ""
-        options = f"accepted: {', '.join(accepted)}" if accepted else ""
+        names = [str(a) for a in accepted]
+        near = nearest(value if meant is None else meant, names)
+        hint = f"\n  did you mean {near!r}? " if near else "\n  " if names else ""
+        options = f"accepted: {', '.join(names)}" if names else ""
         super().__init__(f"{path}={value!r}: {why}{hint}{options}")
-        self.path, self.value, self.accepted, self.near = path, value, accepted, near
+        self.path, self.value, self.accepted, self.near = path, value, names, near
 
 
 class ConfigErrors(ConfigError):

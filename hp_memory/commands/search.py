@@ -20,7 +20,7 @@ from hp_memory.layout import LayoutSettings
 from hp_memory.mindformers.trainer_yaml.applied import applied_with_assumptions
 from hp_memory.mindformers.trainer_yaml.theirs import CALLBACK_TARGET, with_plan
 from hp_memory.report.figures import figure_file, new_figure
-from hp_memory.report.page import Picture, Text, write_page
+from hp_memory.report.page import Part, Picture, Text, write_page
 from hp_memory.report.table import Table
 from hp_memory.report.table import console as make_console
 
@@ -59,7 +59,12 @@ def run(cfg: SearchConfig) -> int:
     console.print(f"plan, as overrides:\n{override_of(plan.layout)}", highlight=False, markup=False, soft_wrap=True)
     tables = report.write(found, run_dir)
     picture = _curve_picture(curve, cfg, budget, run_dir / "curve.png")
-    parts = [Text("In short", f"{report.summary(found)}\n{words}"), table, picture, Text("Plan", yaml_of(plan.layout))]
+    parts: list[Part] = [
+        Text("In short", f"{report.summary(found)}\n{words}"),
+        table,
+        picture,
+        Text("Plan", yaml_of(plan.layout)),
+    ]
     write_page(run_dir / "search.html", f"The cheapest plan within {cfg.budget}", [*parts, *tables])
     (run_dir / "search.json").write_text(json.dumps(_data(cfg, plan, budget, found.worst.peak, curve), indent=1))
     console.print(f"report: {run_dir / 'search.html'}", highlight=False, markup=False, soft_wrap=True)
