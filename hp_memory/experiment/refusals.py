@@ -15,7 +15,6 @@ from typing import Any
 from hp_memory.config.schema import HPConfig
 from hp_memory.errors import ConfigError
 from hp_memory.mindformers import limits
-from hp_memory.mindformers.families import FAMILIES, family
 from hp_memory.models.settings import REFERENCE
 from hp_memory.runs import hyper_parallel
 from hp_memory.runs.hyper_parallel import State
@@ -46,11 +45,6 @@ class Refusal:
 
 def _on(engine: str) -> Callable[[HPConfig], bool]:
     return lambda cfg: cfg.engine == engine
-
-
-def _plan_only(cfg: HPConfig) -> str:
-    """Why the model's family can't be trained; empty where it can."""
-    return family(cfg.model).plan_only if cfg.model.family in FAMILIES else ""
 
 
 def _hyper_parallel(cfg: HPConfig) -> str:
@@ -88,14 +82,12 @@ REFUSALS: tuple[Refusal, ...] = (
         "can't run the family {cfg.model.family!r}",
         ("reference",),
     ),
-    Refusal(("train",), "model.family", lambda cfg: bool(_plan_only(cfg)), "can only be planned: {plan_only}"),
     Refusal(
         ("train",),
         "engine",
         lambda cfg: bool(_hyper_parallel(cfg)),
         "imports HyperParallel, and what is here under its name can't be used: {hyper_parallel}",
     ),
-    Refusal(ESTIMATES, "model.family", lambda cfg: bool(_plan_only(cfg)), "there is no code to trace: {plan_only}"),
     Refusal(
         TRAINS,
         "pipeline",
@@ -155,7 +147,7 @@ def refuse(command: str, cfg: HPConfig) -> None:
 def _refuse_row(row: Refusal, cfg: HPConfig) -> None:
     value = functools.reduce(getattr, row.path.split("."), cfg)
     # Only rows of this file are formatted: no text of a user's is.
-    why = row.why.format(cfg=cfg, plan_only=_plan_only(cfg), hyper_parallel=_hyper_parallel(cfg))
+    why = row.why.format(cfg=cfg, hyper_parallel=_hyper_parallel(cfg))
     if not dataclasses.is_dataclass(value):
         raise ConfigError(row.path, value, why, row.accepted)
     default = type(value)()

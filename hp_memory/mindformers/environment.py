@@ -35,5 +35,5 @@ def prepare(world_size: int = 1) -> list[str]:
     if replaced:
         lines.append(f"CPU: {len(replaced)} Ascend-only kernels have stand-ins, from {replaced[0]} to {replaced[-1]}")
     importlib.import_module("hp_memory.mindformers.register")
-    importlib.import_module("hp_memory.mindformers.qwen3_moe")
+    importlib.import_module("hp_memory.mindformers.generic_models")
     return lines

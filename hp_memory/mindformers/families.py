@@ -73,7 +73,7 @@ SIZES: tuple[Size, ...] = (
 
 @dataclass(frozen=True)
 class Family:
-    """What MindFormers calls a family, what it is made of, and why we can't train it where we can't.
+    """What MindFormers calls a family, and what it is made of.
 
     Attributes:
         model_type: MindFormers' ``model.model_type``.
@@ -85,7 +85,6 @@ class Family:
         fixed: what a YAML of ours says besides.
         defaults: the config class's sizes, by our names.
         built_with: the config class's values of keys that must have one value.
-        plan_only: empty where it can be trained, else the reason why it can only be planned.
     """
 
     model_type: str
@@ -97,7 +96,6 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     built_with: Mapping[str, Any] = field(default_factory=dict)
-    plan_only: str = ""
 
     def name_of(self, size: Size) -> str:
         """The size's name in a YAML of this family."""
@@ -137,6 +135,12 @@ _BUILT_WITH: dict[str, Any] = {
     "qk_layernorm": False,
 }
 
+_QWEN3_DEFAULTS: dict[str, Any] = {
+    **{"vocab_size": 151936, "seq_length": 4096, "hidden_size": 4096, "num_layers": 32, "num_heads": 32},
+    **{"num_kv_heads": 32, "head_dim": 128, "ffn_size": 22016, "rope_theta": 10000.0, "norm_eps": 1e-6},
+    "init_std": 0.02,
+}
+
 FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(
         "deepseek_v3",
@@ -162,15 +166,11 @@ FAMILIES: dict[str, Family] = {
         (),
         (*_ENDS, *_GROUPED),
         fixed=_FIXED,
-        defaults={
-            **{"vocab_size": 151936, "seq_length": 4096, "hidden_size": 4096, "num_layers": 32, "num_heads": 32},
-            **{"num_kv_heads": 32, "head_dim": 128, "ffn_size": 22016, "rope_theta": 10000.0, "norm_eps": 1e-6},
-            "init_std": 0.02,
-        },
+        defaults=_QWEN3_DEFAULTS,
         # The model normalises queries and keys whatever the config says.
         built_with=_BUILT_WITH | {"qk_layernorm": True},
     ),
-    # No MindFormers release has a PyNative class for it; ours is registered under its own name.
+    # No MindFormers release has a PyNative class for this one and the next: ours are registered under their own names.
     "qwen3_moe": Family(
         "qwen3_moe",
         "HPMemoryQwen3MoeForCausalLM",
@@ -189,11 +189,16 @@ FAMILIES: dict[str, Family] = {
     ),
     "glm4_moe": Family(
         "glm4_moe",
-        "Glm4MoeForCausalLM",
+        "HPMemoryGlm4MoeForCausalLM",
         "Glm4MoeConfig",
         ("moe",),
         (*_ENDS, *_GROUPED, *_EXPERTS, *_DENSE_FIRST),
-        fixed=_FIXED | _FIXED_EXPERTS | _FIXED_MTP,
+        # Its config class knows no `num_nextn_predict_layers`, and asks for `use_qk_norm`.
+        names={"scoring": "moe_router_score_function", "mtp_layers": "mtp_num_layers"},
+        fixed={k: v for k, v in _FIXED.items() if k != "qk_layernorm"}
+        | _FIXED_EXPERTS
+        | _FIXED_MTP
+        | {"use_qk_norm": True},
         defaults={
             **{"vocab_size": 151552, "seq_length": 4096, "hidden_size": 4096, "num_layers": 46, "num_heads": 96},
             **{"num_kv_heads": 8, "ffn_size": 10944, "first_dense_layers": 1, "num_experts": 128, "top_k": 8},
@@ -201,8 +206,19 @@ FAMILIES: dict[str, Family] = {
             **{"norm_eps": 1e-5, "init_std": 0.02, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0},
             "aux_loss_coeff": 0.0,
         },
+        # The model normalises queries and keys whatever the config says.
+        built_with=_BUILT_WITH | {"qk_layernorm": True},
+    ),
+    # Llama and other dense models without norms of queries and keys; MindFormers trains them as legacy models only.
+    "llama": Family(
+        "qwen3",
+        "HPMemoryLlamaForCausalLM",
+        "Qwen3Config",
+        (),
+        (*_ENDS, *_GROUPED),
+        fixed=_FIXED | {"qk_layernorm": False},
+        defaults=_QWEN3_DEFAULTS,
         built_with=_BUILT_WITH,
-        plan_only="MindFormers 2.0 has this family for inference only",
     ),
 }
 

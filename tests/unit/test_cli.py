@@ -58,7 +58,6 @@ def test_usage_lists_every_command(capsys):
         (("train", "recipe=tiny_moe", "launch.task=[other.py]"), "hp-memory launch"),
         (("train", "recipe=tiny_moe", "+launch.env.MS_ROLE=MS_WORKER"), "launch.env.MS_ROLE"),
         (("train", "recipe=tiny_moe", "data.tokenizer=/dev/null"), "tokenizer"),
-        (("train", "engine=mindformers", "model=glm_4_5", "launch.dry_run=true"), "only be planned"),
         (("train", "recipe=tiny_deepseek_v3", "offload=peak", "launch.dry_run=true"), "offload.auto_offload"),
         (("export", "recipe=deepseek_v3_671b", "to=mindformers-callback", "model.top_k=999"), "model.top_k"),
         (("export", "recipe=deepseek_v3_671b", "to=mindformers-2.0", "layout=full", "output=/nope/x"), "output"),

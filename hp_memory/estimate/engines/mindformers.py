@@ -141,7 +141,7 @@ def prepare() -> str:
         trainer = importlib.import_module("mindformers.pynative.trainer.trainer")
     trainer.patch_pynative_modules()
     trainer.enable_mindspore_backward_compat()
-    importlib.import_module("hp_memory.mindformers.qwen3_moe")
+    importlib.import_module("hp_memory.mindformers.generic_models")
     return line
 
 

@@ -17,12 +17,12 @@ _SIZE_KEYS: Table = dict.fromkeys((name for size in SIZES for name in size.names
 # What fixes the shapes or the operations of a block.
 _BUILT: Table = {
     **read("model_type type architectures params_dtype param_init_type compute_dtype hidden_act moe_layer_freq"),
-    **read("moe_shared_expert_intermediate_size use_attn_mask_compression offset"),
+    **read("moe_shared_expert_intermediate_size use_attn_mask_compression offset qk_layernorm"),
+    **read("use_qk_norm"),
     **only("gated_linear_unit", True, why=_SHAPE),
     **only("multi_latent_attention", True, why=_SHAPE, part="mla"),
     **only("use_flash_attention fused_norm use_attention_mask pre_process post_process", True, why=_SHAPE),
     **only("untie_embeddings_and_output_weights", True, why="one weight for embedding and head isn't modelled"),
-    **only("qk_layernorm use_qk_norm", True, why="the dry run traces the model with normed queries and keys"),
     **off("tie_word_embeddings", "one weight for embedding and head isn't modelled"),
     **off("add_bias_linear add_mlp_fc1_bias_linear add_mlp_fc2_bias_linear", "biases aren't modelled"),
     **only("hidden_dropout attention_dropout", 0.0, why="the masks of dropout aren't modelled"),

@@ -44,6 +44,7 @@ def model_of(document: Document) -> ModelRead | None:
     name, family = found
     values = _sizes(document, prefix, family, beside, named)
     _check_built(document, prefix, family, beside)
+    _check_norms(document, prefix, family, beside)
     values = _complete(family, values)
     _shared_width(document, prefix, values)
     _layer_pattern(document, prefix, values)
@@ -77,7 +78,12 @@ def _family(
     document: Document, prefix: str, given: Mapping[str, Any], beside: Mapping[str, Any]
 ) -> tuple[str, Family] | None:
     kind = given.get("model_type") or given.get("type") or beside.get("model_type")
-    named = {family.model_type: name for name, family in FAMILIES.items()}
+    classes = given.get("architectures")
+    classes = classes if isinstance(classes, list) else [classes]
+    named = {name: name for name in FAMILIES}
+    for name, family in FAMILIES.items():
+        if family.model_type == kind and family.architecture in classes:
+            return name, family
     if kind is None:
         why = "is missing, and there is no config.json of the model beside the file or in pretrained_model_dir"
         document.refuse(f"{prefix}.model_type", None, why, named)
@@ -158,7 +164,19 @@ def _check_built(document: Document, prefix: str, family: Family, beside: Mappin
         document.refuse(f"{prefix}.{name}", value, f"is the default of {where}: {key.why}", key.shown)
 
 
-_SAME = {"moe_grouped_gemm": "use_gmm", "qk_layernorm": "use_qk_norm"}
+_SAME = {"moe_grouped_gemm": "use_gmm"}
+
+
+def _check_norms(document: Document, prefix: str, family: Family, beside: Mapping[str, Any]) -> None:
+    """Whether queries and keys are normalised is fixed by the family."""
+    given = document.get(prefix, {})
+    name = "use_qk_norm" if "use_qk_norm" in given else "qk_layernorm"
+    said = given.get(name, beside.get("use_qk_norm"))
+    value = family.built_with["qk_layernorm"] if said is None else said
+    wanted = family.fixed.get("qk_layernorm", True)
+    if value != wanted:
+        how = "with" if wanted else "without"
+        document.refuse(f"{prefix}.{name}", value, f"the dry run traces {family.architecture} {how} it", (wanted,))
 
 
 def _said_otherwise(name: str, given: Mapping[str, Any]) -> bool:

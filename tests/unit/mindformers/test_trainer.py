@@ -14,11 +14,6 @@ def config(*overrides: str):
     return hydra_app.to_object(hydra_app.compose("train", list(overrides)))
 
 
-def test_a_family_that_can_only_be_planned():
-    with pytest.raises(ConfigError, match="can only be planned"):
-        experiment.of("train", config("recipe=glm_4_5"))
-
-
 def test_offload_without_a_graph():
     with pytest.raises(ConfigError, match="compiled graphs"):
         experiment.of("train", config("recipe=tiny_qwen3_moe", "offload.auto_offload=activation"))
