@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export GLOG_v ?= 3
 
-.PHONY: demo demo-mindformers test test-ranks test-cluster test-nightly pipeline-matrix test-mindformers-2.1 lint bench setup clean
+.PHONY: dataset demo demo-mindformers test test-ranks test-cluster test-nightly pipeline-matrix test-mindformers-2.1 lint bench setup clean
 
 setup: .venv/ready
 
@@ -27,9 +27,14 @@ setup: .venv/ready
 demo: .venv/ready
 	$(RUN)/python recipes/demo.py
 
-# MindFormers' own Trainer and DeepSeek-V3 at a tiny size, with the callback.
+# MindFormers' own Trainer and DeepSeek-V3 at a tiny size on two workers, with FSDP, expert parallelism and the callback.
 demo-mindformers: .venv/ready
-	$(RUN)/hp-memory train recipe=tiny_deepseek_v3
+	$(RUN)/hp-memory train recipe=tiny_deepseek_v3_ranks
+
+# The shipped text as MindRecord, for MindFormers' own loader: data.mindrecord=runs/dataset/tiny.mindrecord
+dataset: runs/dataset/tiny.mindrecord
+runs/dataset/tiny.mindrecord: .venv/ready hp_memory/train/make_dataset.py
+	$(RUN)/python -m hp_memory.train.make_dataset $@ 64
 
 # Two processes: what MindFormers or a compiled graph leaves behind in MindSpore doesn't reach the unit tests.
 test: .venv/ready

@@ -10,7 +10,7 @@ from hp_memory.config.schema import HPConfig, validate
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import refusals
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
-from hp_memory.mindformers import conflicts, families, limits, standin
+from hp_memory.mindformers import conflicts, families, limits, mindrecord, standin
 from hp_memory.mindformers.trainer_yaml.train_config import train_config
 from hp_memory.models import fingerprint as reference
 from hp_memory.pipeline.settings import check_plan, with_stage_layouts
@@ -80,15 +80,20 @@ def runs_here(cfg: HPConfig) -> bool:
 
 
 def check_text(cfg: HPConfig) -> None:
-    """Refuses a text without one whole sequence; a text that must hold many isn't read for that.
+    """Refuses data with fewer sequences than one step takes; a text that must hold more isn't read for that.
 
     Raises:
-        ConfigError: naming ``data.text``.
+        ConfigError: naming ``data.text`` or ``data.mindrecord``.
     """
+    if cfg.data.mindrecord is not None:
+        mindrecord.check(cfg)
+        return
+    sequences = cfg.train.micro_batch_size * cfg.train.micro_batches * cfg.parallel.data
     trained_on = cfg.data.text_path.stat().st_size * (1 - cfg.data.validation_fraction)
-    if trained_on < _SURELY_ENOUGH * cfg.model.seq_length:
+    if trained_on < _SURELY_ENOUGH * cfg.model.seq_length * sequences:
         try:
             corpus = load_corpus(cfg.data)
         except (OSError, ValueError, EOFError, LZMAError) as error:
             raise ConfigError("data.text", str(cfg.data.text_path), f"can't be read: {error}") from error
-        Batches(corpus.train, cfg.model.seq_length, cfg.train, rank=0, world_size=1, seed=cfg.data.seed)
+        world = cfg.parallel.data
+        Batches(corpus.train, cfg.model.seq_length, cfg.train, 0, world, cfg.data.seed).require_global_batch()

@@ -95,6 +95,13 @@ REFUSALS: tuple[Refusal, ...] = (
         "has no effect here: pipelines of the reference model run under `hp-memory pipeline`",
     ),
     Refusal(
+        (*TRAINS, "pipeline"),
+        "data.mindrecord",
+        lambda cfg: cfg.engine == "reference" and cfg.data.mindrecord is not None,
+        "has no effect here: only MindFormers has a loader for it",
+        (None,),
+    ),
+    Refusal(
         TRAINS,
         "parallel.pipeline",
         lambda cfg: cfg.engine == "reference" and cfg.parallel.pipeline != 1,

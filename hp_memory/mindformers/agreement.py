@@ -1,6 +1,9 @@
-"""All ranks must run one plan: a collective that only some of them replay would wait forever."""
+"""What all ranks must hold alike: a collective that only some of them call, or replay, would wait forever."""
 
 from __future__ import annotations
+
+import hashlib
+import json
 
 import mindspore as ms
 import numpy as np
@@ -20,23 +23,33 @@ def world_size() -> int:
 
 
 def same_plan(plan_hash: str) -> None:
-    """Compares the plan's hash over all ranks.
+    """As ``same``, for the hash of a plan."""
+    same("plan", plan_hash)
+
+
+def same(what: str, digest: str) -> None:
+    """Compares a hexadecimal digest over all ranks, which must all call this.
 
     Raises:
-        PlanMismatch: on every rank, naming the ranks by the plan they hold.
+        PlanMismatch: on every rank, naming the ranks by the digest they have.
     """
     if world_size() == 1:
         return
-    hashes = _gather(plan_hash)
-    if len(set(hashes)) > 1:
-        groups = {value: [rank for rank, other in enumerate(hashes) if other == value] for value in hashes}
-        words = "; ".join(f"rank {', '.join(map(str, ranks))}: plan {value}" for value, ranks in groups.items())
-        raise PlanMismatch(f"the ranks hold different plans ({words})")
+    digests = _gather(digest)
+    if len(set(digests)) > 1:
+        groups = {value: [rank for rank, other in enumerate(digests) if other == value] for value in digests}
+        words = "; ".join(f"rank {', '.join(map(str, ranks))}: {what} {value}" for value, ranks in groups.items())
+        raise PlanMismatch(f"the ranks don't agree on their {what} ({words})")
 
 
-def _gather(plan_hash: str) -> list[str]:
-    """Every rank's hash: a sum over a table in which each rank fills its own row."""
-    number, digits = int(plan_hash, 16), len(plan_hash)
+def digest(value: object) -> str:
+    """Of JSON-ready data, for ``same``."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _gather(digest: str) -> list[str]:
+    """Every rank's digest: a sum over a table in which each rank fills its own row."""
+    number, digits = int(digest, 16), len(digest)
     table = np.zeros((world_size(), digits * 4 // _BITS), np.float32)
     table[dist.get_rank()] = [number >> (_BITS * i) & (2**_BITS - 1) for i in range(table.shape[1])]
     summed = Tensor(table, ms.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hp_memory.layout import ActivationPlan
-from hp_memory.mindformers import conflicts, environment, limits, standin
+from hp_memory.mindformers import agreement, conflicts, environment, limits, mindrecord, standin
 from hp_memory.mindformers.recorder import Recorder
 from hp_memory.mindformers.trainer_yaml.train_config import train_config
 from hp_memory.models.settings import ParallelSettings
@@ -64,8 +65,13 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
     from hp_memory.mindformers.callback import HPMemoryCallback
 
     callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT))
-    corpus = load_corpus(cfg.data)
-    trainer = Trainer(config=config, train_dataset=_dataset(cfg, corpus), callbacks=[callback])
+    corpus = None if cfg.data.mindrecord else load_corpus(cfg.data)
+    agreement.same("data", _data_digest(cfg, corpus))
+    # Without one, MindFormers builds the dataset that the config names.
+    dataset = None if corpus is None else _dataset(cfg, corpus)
+    trainer = Trainer(config=config, train_dataset=dataset, callbacks=[callback])
+    # MindFormers counts whole epochs, and then can't continue in the last one.
+    trainer.train_num_epochs = -(-cfg.train.steps // trainer.train_epoch_step)
     callback.recorder = Recorder(run_dir, ranks.rank())
     trainer.train()
     return summary(trainer.state.global_step, callback.recorder.losses, corpus) | {
@@ -82,15 +88,18 @@ def reporting_rank(parallel: ParallelSettings) -> int:
     return parallel.world_size // parallel.pipeline * (parallel.pipeline - 1)
 
 
-def summary(steps: int, losses: list[float], corpus: Corpus) -> dict[str, Any]:
+def summary(steps: int, losses: list[float], corpus: Corpus | None) -> dict[str, Any]:
     """What the reference trainer's result says of a run, for the same report; losses in nats per token.
 
     Args:
         steps: done in all, also before a resume.
         losses: of this process's steps; none where it was resumed at the end.
+        corpus: the text that was trained on; None for a dataset of tokens.
     """
     last = losses[-10:]
-    found = {"steps": steps, "unigram_entropy": corpus.unigram_entropy, "losses": losses}
+    found: dict[str, Any] = {"steps": steps, "losses": losses}
+    if corpus is not None:
+        found["unigram_entropy"] = corpus.unigram_entropy
     if last:
         found |= {"first_loss": losses[0], "last_loss": losses[-1], "mean_of_last_10": sum(last) / len(last)}
     return found
@@ -118,8 +127,17 @@ def _config(cfg: HPConfig, run_dir: Path) -> dict[str, Any]:
         "save_interleaved_steps": cfg.train.save_every or cfg.train.steps,
         "load_path": checkpoints.to_load(cfg.train.resume_from),
     }
-    data = {"dataloader": {"type": "GeneratorDataset"}}
+    file = cfg.data.mindrecord
+    data = mindrecord.section(file) if file else {"dataloader": {"type": "GeneratorDataset"}}
     return config | {"checkpoint": checkpoint, "train_dataset": data, "context": {"device_target": device}}
+
+
+def _data_digest(cfg: HPConfig, corpus: Corpus | None) -> str:
+    """Of the tokens, or of a dataset's size and index: equal where the ranks read the same."""
+    if corpus is not None:
+        return hashlib.sha256(corpus.train.tobytes()).hexdigest()[:16]
+    file = Path(cfg.data.mindrecord)
+    return hashlib.sha256(str(file.stat().st_size).encode() + Path(f"{file}.db").read_bytes()).hexdigest()[:16]
 
 
 def _dataset(cfg: HPConfig, corpus: Corpus) -> Any:

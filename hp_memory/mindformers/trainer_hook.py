@@ -17,7 +17,7 @@ from typing import Any
 from mindformers.pynative.base_models.gpt import parallelize
 from mindformers.pynative.trainer import trainer as trainer_module
 
-from hp_memory.mindformers import standin
+from hp_memory.mindformers import agreement, standin
 from hp_memory.runs import ranks
 
 _GIVEN = "_hp_memory_callbacks"
@@ -43,6 +43,8 @@ def hook(callback_type: type) -> None:
         callback = find(callback_type, getattr(self, _GIVEN), self.config)
         if callback is None:
             return plain_apply(self, model, parallelism)
+        # Before the first group is made: ranks that make others would wait for each other there.
+        agreement.same("parallel sizes", agreement.digest(parallelism.to_dict()))
         with replaced_apply_ac(callback, self.config):
             return plain_apply(self, model, parallelism)
 

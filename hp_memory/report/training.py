@@ -25,7 +25,7 @@ def write_report(run_dir: Path, result: dict[str, Any]) -> Table:
     table = _table(result, records)
     data = {"result": result, "losses": [[r["step"], r["loss"]] for r in records], "environment": environment}
     (run_dir / "report.json").write_text(json.dumps(data, indent=1))
-    picture = _draw(records, result["unigram_entropy"], run_dir / "loss.png")
+    picture = _draw(records, result.get("unigram_entropy"), run_dir / "loss.png")
     plan = Text("Plan", (run_dir / "plan.txt").read_text())
     write_page(
         run_dir / "report.html",
@@ -37,7 +37,9 @@ def write_report(run_dir: Path, result: dict[str, Any]) -> Table:
 
 def _table(result: dict[str, Any], records: Sequence[dict[str, Any]]) -> Table:
     seconds = sorted(r["seconds"] for r in records[1:]) or [float("nan")]
-    rows = [["unigram entropy of the text", f"{result['unigram_entropy']:.3f} nats/token"]]
+    rows = []
+    if "unigram_entropy" in result:
+        rows.append(["unigram entropy of the text", f"{result['unigram_entropy']:.3f} nats/token"])
     if records:
         rows.append(["loss of the first step", f"{records[0]['loss']:.3f}"])
     # A job that was killed behind its last checkpoint has no step left to do.
@@ -49,10 +51,11 @@ def _table(result: dict[str, Any], records: Sequence[dict[str, Any]]) -> Table:
     return Table("Training", ["what", "found"], rows, "loss in nats per token")
 
 
-def _draw(records: Sequence[dict[str, Any]], entropy: float, path: Path) -> Picture:
+def _draw(records: Sequence[dict[str, Any]], entropy: float | None, path: Path) -> Picture:
     figure, axes = new_figure()
     axes.plot([r["step"] for r in records], [r["loss"] for r in records], label="training loss")
-    axes.axhline(entropy, color="grey", linestyle="--", label="unigram entropy of the text")
+    if entropy is not None:
+        axes.axhline(entropy, color="grey", linestyle="--", label="unigram entropy of the text")
     axes.set(xlabel="step", ylabel="nats per token")
     axes.legend()
     return figure_file(figure, path, "Loss by step, with the entropy a model of single tokens would reach")

@@ -12,6 +12,9 @@ from hp_memory.errors import ConfigError
 from hp_memory.train.settings import DataSettings, TrainSettings
 from hp_memory.train.text import read_text
 
+# Of a dataset of tokens, as MindFormers reads it: ids, and the ids that follow them.
+COLUMNS = ("input_ids", "labels")
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -77,6 +80,12 @@ class Batches:
         self.count = (tokens.size - 1) // seq_length
         if self.count < 1:
             raise ConfigError("data.text", tokens.size, f"has too few tokens for one sequence of {seq_length}")
+
+    def require_global_batch(self) -> None:
+        """Raises ConfigError unless one step's sequences are different ones."""
+        batch = self.settings.micro_batch_size * self.settings.micro_batches * self.world_size
+        if self.count < batch:
+            raise ConfigError("data.text", self.count, f"sequences of {self.seq_length} tokens; a step needs {batch}")
 
     def step(self, step: int) -> list[MicroBatch]:
         """This rank's micro-batches of a step."""

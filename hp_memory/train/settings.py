@@ -21,6 +21,8 @@ class DataSettings:
     """A tokenizer file of the ``tokenizers`` library; null for the shipped one."""
     validation_fraction: float = 0.02
     """The part at the text's end that is never trained on."""
+    mindrecord: str | None = None
+    """A MindRecord file that MindFormers' own loader reads in place of the text; null for the text."""
     seed: int = 0
     """Fixes the order of the sequences."""
 
@@ -39,6 +41,10 @@ class DataSettings:
                 raise ConfigError(f"{path}.{name}", "", "is empty; null takes the shipped one")
             if not file.is_file():
                 raise ConfigError(f"{path}.{name}", str(file), "there is no such file")
+        if self.mindrecord is not None:
+            for file in (self.mindrecord, f"{self.mindrecord}.db"):
+                if not Path(file).is_file():
+                    raise ConfigError(f"{path}.mindrecord", self.mindrecord, f"there is no file {file!r}")
         if self.seed < 0:
             raise ConfigError(f"{path}.seed", self.seed, "must not be negative")
         if not 0 <= self.validation_fraction < 1:
