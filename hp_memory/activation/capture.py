@@ -14,8 +14,10 @@ from mindspore import Parameter, Tensor, nn
 
 from hp_memory.activation import marks, native, observing
 from hp_memory.activation.frames import Frame
+from hp_memory.activation.geometry import view_of
 from hp_memory.activation.recipes import Copy, OfParameter, Slot, View
 from hp_memory.activation.trees import Path, call_tensors
+from hp_memory.activation.weights import Laid, MadeOf, Source, Trace
 
 _MARK = "hp_memory_input"
 # Graph nodes that change the shape and leave the order of elements: reshaping the input gives the same values.
@@ -69,10 +71,17 @@ class Capture:
         self.foreign: set[tuple] = set()
         self.packs = 0
         self.inputs = self._mark(args, kwargs)
-        self.parameters = [(c, n) for c, n in region.parameters() if c._params.get(n) is not None]
+        self.parameters = region.parameters()
+        self.trace = self._trace(args, kwargs)
         self.touched: set[int] = set()  # storages that an operation was seen to write
         self.nodes: dict | None = None
         self.storages: dict | None = None
+
+    def _trace(self, args: tuple, kwargs: dict) -> Trace | None:
+        """In a watched forward, and later where the body saves what it made of parameters."""
+        if self.frame.watch is None and not self.region.traced:
+            return None
+        return Trace(self.parameters, [t for _, t in call_tensors(args, kwargs) if isinstance(t, Parameter)])
 
     def _mark(self, args: tuple, kwargs: dict) -> dict[int, Input]:
         """Puts a slot on every input that a replay of this block makes again."""
@@ -104,12 +113,14 @@ class Capture:
                 item.tensor._set_user_data(_MARK, None)
         for mark in self.marks:
             mark.capture = mark.slot = None
-        self.storages = self.nodes = self.frame = self.invocation = None
+        if self.trace is not None:
+            self.trace.close()
+        self.storages = self.nodes = self.frame = self.invocation = self.trace = None
         self.inputs, self.parameters = {}, []
 
     def settle(self) -> None:
         """The body ended well: what it was seen to save is what to look for next time."""
-        self.region.settle_parameters()
+        self.region.traced |= self.trace is not None and self.trace.used
         self.region.foreign |= self.foreign
         if self.findings is not None:
             self.region.findings = self.findings
@@ -120,7 +131,8 @@ class Capture:
             slot = mark.slot
             slot.uses += 1
             return self._note(slot, tensor, "made again by the replay")
-        recipe = self._of_node(tensor) or self._of_storage(tensor)
+        recipe = self.trace.recipe(tensor) if self.trace is not None else None
+        recipe = recipe or self._of_node(tensor) or self._of_storage(tensor)
         if recipe is not None:
             return self._note(recipe, tensor, _HOW[type(recipe)])
         return self._keep(tensor)
@@ -141,17 +153,22 @@ class Capture:
         if known is None:
             self.foreign.add(place)
             return None
-        if type(known) is not Input:
+        if type(known) is not list:
             cell, name = known
-            self.region.uses_parameter(cell, name)
             parameter = cell._params[name]
             same = tensor.shape == parameter.shape and tensor.stride() == parameter.stride()
             return OfParameter(cell, name, tuple(tensor.shape), tensor.dtype) if same else None
-        if tensor.dtype != known.tensor.dtype or tensor._version != known.version:
-            return None
-        known.slot.uses += 1
-        offset = tensor.storage_offset() - known.tensor.storage_offset()
-        return View(known.slot, tuple(tensor.shape), tuple(tensor.stride()), offset)
+        return self._view(tensor, known)
+
+    @staticmethod
+    def _view(tensor: Tensor, inputs: list[Input]) -> View | None:
+        """``inputs`` share the storage of ``tensor``: it is a view of one only if it lies within that one."""
+        for item in inputs:
+            geometry = view_of(tensor, item.tensor) if tensor._version == item.version else None
+            if geometry is not None:
+                item.slot.uses += 1
+                return View(item.slot, geometry)
+        return None
 
     def _of_node(self, tensor: Tensor) -> Any:
         """A parameter, or a copy of one or of an input, identified by the graph nodes that led to it."""
@@ -171,7 +188,6 @@ class Capture:
             if node is not None:
                 made_of = self._by_node().get((node._unique_id(), output))
         if type(made_of) is not Input:
-            self.region.uses_parameter(*made_of)
             return OfParameter(*made_of, tuple(tensor.shape), tensor.dtype)
         if cast or made_of.tensor.size != tensor.size or made_of.tensor._version != made_of.version:
             return None
@@ -189,7 +205,9 @@ class Capture:
         """Addresses are null on the meta device, where nothing may be recognised by them."""
         inputs = [item for item in self.inputs.values() if item.slot is not None]
         same = [item for item in inputs if node_of(item.tensor) == item.node and item.tensor._version == item.version]
-        known: dict = {item.tensor.untyped_storage().data_ptr(): item for item in same}
+        known: dict = {}
+        for item in same:
+            known.setdefault(item.tensor.untyped_storage().data_ptr(), []).append(item)
         known.pop(0, None)
         for cell, name in self.parameters:
             parameter = cell._params[name]
@@ -231,6 +249,9 @@ _HOW = {
     View: "made again as a view of an input",
     Copy: "made again as a copy of an input",
     OfParameter: "read from the parameter",
+    Source: "read from the parameter",
+    MadeOf: "made again from the parameter",
+    Laid: "made again from the parameter",
 }
 
 
@@ -244,10 +265,3 @@ def owner_of(target: Any) -> nn.Cell | None:
     """The Cell whose parameters a body uses: the Cell itself, or the one a bound method belongs to."""
     owner = getattr(target, "__self__", target)
     return owner if isinstance(owner, nn.Cell) else None
-
-
-def parameters_of(owner: nn.Cell | None) -> list[tuple[nn.Cell, str]]:
-    """(cell, name) of every parameter of ``owner``: where to find it again, also after it was resharded."""
-    if owner is None:
-        return []
-    return [(cell, name) for _, cell in owner.cells_and_names() for name in cell._params]

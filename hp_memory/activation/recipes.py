@@ -11,6 +11,9 @@ from typing import Any
 from mindspore import nn, ops
 
 from hp_memory.activation import native, observing
+from hp_memory.activation.geometry import Flat, Slices
+from hp_memory.activation.weights import Laid, MadeOf, Source
+from hp_memory.activation.writing import standing_alone
 from hp_memory.errors import ReplayError
 
 
@@ -51,19 +54,16 @@ class Slot:
 
 
 class View:
-    """A strided view of a slot's tensor: the operation saved a slice, transpose or reshape of a region's input."""
+    """A view of a slot's tensor: the operation saved a slice, transpose or reshape of a region's input."""
 
-    __slots__ = ("offset", "shape", "slot", "stride")
+    __slots__ = ("geometry", "slot")
 
-    def __init__(self, slot: Slot, shape: tuple, stride: tuple, offset: int) -> None:
+    def __init__(self, slot: Slot, geometry: Flat | Slices) -> None:
         self.slot = slot
-        self.shape = shape
-        self.stride = stride
-        self.offset = offset  # elements from the start of the input, not of its storage
+        self.geometry = geometry
 
     def take(self) -> Any:
-        base = self.slot.take()
-        return native.as_strided(base, self.shape, self.stride, base.storage_offset() + self.offset)
+        return standing_alone(self.geometry.of(self.slot.take()))
 
 
 class Copy:
@@ -76,7 +76,7 @@ class Copy:
         self.shape = shape
 
     def take(self) -> Any:
-        return self.slot.take().reshape(self.shape).contiguous()
+        return standing_alone(self.slot.take().reshape(self.shape).contiguous())
 
 
 class OfParameter:
@@ -103,7 +103,7 @@ class OfParameter:
             )
         if value.dtype != self.dtype:
             value = ops.cast(value, self.dtype)
-        return value if tuple(value.shape) == self.shape else value.reshape(self.shape).contiguous()
+        return standing_alone(value if tuple(value.shape) == self.shape else value.reshape(self.shape).contiguous())
 
 
 def _elements(shape: tuple) -> int:
@@ -113,7 +113,7 @@ def _elements(shape: tuple) -> int:
     return count
 
 
-_RECIPES = frozenset({Slot, View, Copy, OfParameter})
+_RECIPES = frozenset({Slot, View, Copy, OfParameter, Source, MadeOf, Laid})
 
 
 def unpack(packed: Any) -> Any:

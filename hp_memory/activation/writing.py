@@ -57,6 +57,15 @@ def copy_of(tensor: Tensor, recorded: bool = False) -> Tensor:
     return values
 
 
+def standing_alone(tensor: Tensor) -> Tensor:
+    """``tensor`` as backward may be given it.
+
+    A backward that is recorded itself loses the gradient of a saved tensor that is given back as a view (MindSpore
+    2.10), so there it gets values of their own.
+    """
+    return copy_of(tensor) if native.recording() else tensor
+
+
 def targets(operation: str, args: Any) -> list[Tensor]:
     """The tensors that an operation writes; empty for nearly all."""
     if not operation.startswith(_IN_PLACE) or operation in _SENDS:
