@@ -26,7 +26,15 @@ _ORIGIN = "hp_memory_origin"
 _MOVES = frozenset(
     (
         *("Cast", "Contiguous", "Reshape", "View", "ExpandDims", "ExpandDimsView", "Squeeze", "SqueezeView", "Flatten"),
-        *("Transpose", "TransposeView", "TransposeExt", "TransposeExtView", "Permute", "BroadcastTo", "BroadcastToView"),
+        *(
+            "Transpose",
+            "TransposeView",
+            "TransposeExt",
+            "TransposeExtView",
+            "Permute",
+            "BroadcastTo",
+            "BroadcastToView",
+        ),
         *("Narrow", "NarrowView", "Slice", "SliceExt", "SliceExtView", "StridedSlice", "SelectExt", "SelectExtView"),
         *("Split", "SplitTensor", "SplitTensorView", "SplitWithSize", "SplitWithSizeView", "Chunk", "ChunkView"),
         *("Concat", "Stack", "StackExt", "Gather", "IndexSelect", "SelectView", "Unstack", "UnstackExtView", "Tile"),
@@ -218,7 +226,9 @@ class Trace(MsDispatchMode):
     def _of_operation(self, view: Any, output: int, shape: tuple) -> Origin | None:
         """By the nodes before the view's: of several such operations only if all of them do the same."""
         key = tuple((node._unique_id(), number) for node, number in view.next_functions if node is not None)
-        found = [d for d in self._done.get((view.name(), key), ()) if output < len(d.shapes) and d.shapes[output] == shape]
+        found = [
+            d for d in self._done.get((view.name(), key), ()) if output < len(d.shapes) and d.shapes[output] == shape
+        ]
         if not found or not all(_same(found[0].args, other.args) for other in found[1:]):
             return None
         return Laid(found[0].function, found[0].args, output)

@@ -17,7 +17,7 @@ from hp_memory.train.settings import DataSettings
 
 
 def write(tokens: np.ndarray, seq_length: int, output: Path) -> int:
-    """Cuts ``tokens`` (N,) into sequences, writes them to ``output`` and ``output.db`` (its index); returns how many."""
+    """Cuts ``tokens`` (N,) into sequences, writes them to ``output`` and ``output.db`` (its index); says how many."""
     starts = range(0, tokens.size - seq_length, seq_length)
     rows = [{"input_ids": tokens[i : i + seq_length], "labels": tokens[i + 1 : i + 1 + seq_length]} for i in starts]
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Around a checkpoint somebody else packs what is saved: an offload to the host, say. The replay's inputs lie elsewhere."""
+"""Somebody around the checkpoint packs what is saved, as an offload to the host: the replay's inputs lie elsewhere."""
 
 from __future__ import annotations
 

@@ -128,7 +128,9 @@ class TestCopiesOfWeights:
             plain.called = shared.called = called
             want = steps.run(plain, tensor(5, HIDDEN), weights=[plain.w0, plain.w1, plain.w2][: max(called) + 1])
             with observe() as seen:
-                got = steps.run(wrapped, tensor(5, HIDDEN), weights=[shared.w0, shared.w1, shared.w2][: max(called) + 1])
+                got = steps.run(
+                    wrapped, tensor(5, HIDDEN), weights=[shared.w0, shared.w1, shared.w2][: max(called) + 1]
+                )
             assert steps.same(want, got)
             assert not held_weights(seen)
 
@@ -286,6 +288,10 @@ class TestTrace:
 
 
 def gradient(out, x):
-    return run_backward(
-        (out,), (ops.ones_like(out),), False, False, (x,), allow_unreachable=True, accumulate_grad=False
-    )[0].asnumpy().tobytes()
+    return (
+        run_backward((out,), (ops.ones_like(out),), False, False, (x,), allow_unreachable=True, accumulate_grad=False)[
+            0
+        ]
+        .asnumpy()
+        .tobytes()
+    )
