@@ -37,7 +37,9 @@ class Path:
     def __init__(self, records: list[Record], needs: Needs) -> None:
         self.regions = [weakref.ref(record.region) for record in records]
         self.leaves = [record.leaves for record in records]
-        self.kept = set(needs.readers)
+        # Which of several calls of one region is read may be data's choice (experts in a loop): treat them alike.
+        alike = {(id(records[index].region), leaf) for index, leaf in needs.readers}
+        self.kept = {(i, leaf) for i, leaf in outputs_of(records) if (id(records[i].region), leaf) in alike}
         self.until = {output: needs.until.get(output, 0) for output in outputs_of(records) if output not in self.kept}
         self.dead = needs.dead
         self.released = {output: max(needs.released.get(output, 0), output[0] + 1) for output in self.until}

@@ -10,7 +10,7 @@ from typing import Any
 
 from mindspore import MsDispatchMode, Tensor
 
-from hp_memory.activation import frames, marks, writing
+from hp_memory.activation import frames, marks, native, writing
 from hp_memory.activation.distributed import is_distributed
 from hp_memory.activation.liveness import Trace, Value
 from hp_memory.activation.unseen import FUNCTION, guards
@@ -37,11 +37,11 @@ class Watch(MsDispatchMode):
         self.last: int | None = None
         self._in_function = False
         self.slot_operations: list[str | None] = []
-        self._nodes: dict[tuple[int, int], Value | None] = {}
+        # With the node itself: the number of one that is gone may be another's.
+        self._nodes: dict[tuple[int, int], tuple[Value | None, Any]] = {}
         self._outside: list[Tensor] = []
         for tensor in inputs:
-            if tensor._grad_node is not None:
-                self._nodes[tensor._grad_node._unique_id(), tensor._output_index] = None
+            self._follow(tensor, None)
 
     def __enter__(self) -> Watch:
         guards.start()
@@ -69,7 +69,9 @@ class Watch(MsDispatchMode):
         operands = list(_tensors((args, kwargs)))
         reads = [value for tensor in operands for value in self.values(tensor, name)]
         versions = [tensor._version for tensor in operands]
-        self.last = self.trace.add(name, reads, len(self.frame.invocation.records), name.startswith(_WRITES))
+        # Without a graph node the copy that a kernel gets of a view can't be followed: keep what it is made of.
+        live = name.startswith(_WRITES) or not native.recording()
+        self.last = self.trace.add(name, reads, len(self.frame.invocation.records), live)
         out = func(*args, **kwargs)
         written = versions != [tensor._version for tensor in operands]
         if self._mark_results(self.last, out) or written:
@@ -123,7 +125,7 @@ class Watch(MsDispatchMode):
                 # The copy that a kernel gets of a view of it would carry neither mark nor node: keep it.
                 self.trace.need(known.value, reader)
             else:
-                self._nodes[node._unique_id(), tensor._output_index] = known.value
+                self._follow(tensor, known.value)
             return (known.value,)
         found = self._behind(node, tensor._output_index) if node is not None else ()
         value = self.trace.add("Contiguous", found, len(self.frame.invocation.records)) if found else None
@@ -133,6 +135,12 @@ class Watch(MsDispatchMode):
             return ()
         return (value,)
 
+    def _follow(self, tensor: Tensor, value: Value | None) -> None:
+        """Notes which value the graph node of a tensor stands for; none for what came from outside."""
+        node = tensor._grad_node
+        if node is not None:
+            self._nodes[node._unique_id(), tensor._output_index] = (value, node)
+
     def _behind(self, node: Any, output: int) -> tuple[Value, ...]:
         """The values that a tensor of unknown origin was made of, by the graph nodes that lead to it."""
         found: dict[Value, None] = {}
@@ -141,7 +149,7 @@ class Watch(MsDispatchMode):
             node, output = ahead.pop()
             key = (node._unique_id(), output)
             if key in self._nodes:
-                value = self._nodes[key]
+                value, _ = self._nodes[key]
                 if value is not None:
                     found[value] = None
             elif key[0] not in seen:
@@ -189,7 +197,7 @@ class Watch(MsDispatchMode):
             if node is None or is_distributed(tensor):
                 self.trace.need((call, leaf), None)
             else:
-                self._nodes[node._unique_id(), tensor._output_index] = (call, leaf)
+                self._follow(tensor, (call, leaf))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
