@@ -42,9 +42,9 @@ class DataSettings:
             if not file.is_file():
                 raise ConfigError(f"{path}.{name}", str(file), "there is no such file")
         if self.mindrecord is not None:
-            for file in (self.mindrecord, f"{self.mindrecord}.db"):
-                if not Path(file).is_file():
-                    raise ConfigError(f"{path}.mindrecord", self.mindrecord, f"there is no file {file!r}")
+            for name in (self.mindrecord, f"{self.mindrecord}.db"):
+                if not Path(name).is_file():
+                    raise ConfigError(f"{path}.mindrecord", self.mindrecord, f"there is no file {name!r}")
         if self.seed < 0:
             raise ConfigError(f"{path}.seed", self.seed, "must not be negative")
         if not 0 <= self.validation_fraction < 1:
