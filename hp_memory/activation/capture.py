@@ -17,7 +17,6 @@ from hp_memory.activation.frames import Frame
 from hp_memory.activation.geometry import view_of
 from hp_memory.activation.recipes import Copy, OfParameter, Slot, View
 from hp_memory.activation.trees import Path, call_tensors
-from hp_memory.activation.weights import Laid, MadeOf, Source, Trace
 
 _MARK = "hp_memory_input"
 # Graph nodes that change the shape and leave the order of elements: reshaping the input gives the same values.
@@ -71,17 +70,10 @@ class Capture:
         self.foreign: set[tuple] = set()
         self.packs = 0
         self.inputs = self._mark(args, kwargs)
-        self.parameters = region.parameters()
-        self.trace = self._trace(args, kwargs)
+        self.parameters = [(c, n) for c, n in region.parameters() if c._params.get(n) is not None]
         self.touched: set[int] = set()  # storages that an operation was seen to write
         self.nodes: dict | None = None
         self.storages: dict | None = None
-
-    def _trace(self, args: tuple, kwargs: dict) -> Trace | None:
-        """In a watched forward, and later where the body saves what it made of parameters."""
-        if self.frame.watch is None and not self.region.traced:
-            return None
-        return Trace(self.parameters, [t for _, t in call_tensors(args, kwargs) if isinstance(t, Parameter)])
 
     def _mark(self, args: tuple, kwargs: dict) -> dict[int, Input]:
         """Puts a slot on every input that a replay of this block makes again."""
@@ -113,14 +105,12 @@ class Capture:
                 item.tensor._set_user_data(_MARK, None)
         for mark in self.marks:
             mark.capture = mark.slot = None
-        if self.trace is not None:
-            self.trace.close()
-        self.storages = self.nodes = self.frame = self.invocation = self.trace = None
+        self.storages = self.nodes = self.frame = self.invocation = None
         self.inputs, self.parameters = {}, []
 
     def settle(self) -> None:
         """The body ended well: what it was seen to save is what to look for next time."""
-        self.region.traced |= self.trace is not None and self.trace.used
+        self.region.settle_parameters()
         self.region.foreign |= self.foreign
         if self.findings is not None:
             self.region.findings = self.findings
@@ -131,8 +121,7 @@ class Capture:
             slot = mark.slot
             slot.uses += 1
             return self._note(slot, tensor, "made again by the replay")
-        recipe = self.trace.recipe(tensor) if self.trace is not None else None
-        recipe = recipe or self._of_node(tensor) or self._of_storage(tensor)
+        recipe = self._of_node(tensor) or self._of_storage(tensor)
         if recipe is not None:
             return self._note(recipe, tensor, _HOW[type(recipe)])
         return self._keep(tensor)
@@ -155,6 +144,7 @@ class Capture:
             return None
         if type(known) is not list:
             cell, name = known
+            self.region.uses_parameter(cell, name)
             parameter = cell._params[name]
             same = tensor.shape == parameter.shape and tensor.stride() == parameter.stride()
             return OfParameter(cell, name, tuple(tensor.shape), tensor.dtype) if same else None
@@ -188,6 +178,7 @@ class Capture:
             if node is not None:
                 made_of = self._by_node().get((node._unique_id(), output))
         if type(made_of) is not Input:
+            self.region.uses_parameter(*made_of)
             return OfParameter(*made_of, tuple(tensor.shape), tensor.dtype)
         if cast or made_of.tensor.size != tensor.size or made_of.tensor._version != made_of.version:
             return None
@@ -249,9 +240,6 @@ _HOW = {
     View: "made again as a view of an input",
     Copy: "made again as a copy of an input",
     OfParameter: "read from the parameter",
-    Source: "read from the parameter",
-    MadeOf: "made again from the parameter",
-    Laid: "made again from the parameter",
 }
 
 
@@ -265,3 +253,10 @@ def owner_of(target: Any) -> nn.Cell | None:
     """The Cell whose parameters a body uses: the Cell itself, or the one a bound method belongs to."""
     owner = getattr(target, "__self__", target)
     return owner if isinstance(owner, nn.Cell) else None
+
+
+def parameters_of(owner: nn.Cell | None) -> list[tuple[nn.Cell, str]]:
+    """(cell, name) of every parameter of ``owner``: where to find it again, also after it was resharded."""
+    if owner is None:
+        return []
+    return [(cell, name) for _, cell in owner.cells_and_names() for name in cell._params]

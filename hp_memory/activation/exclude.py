@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import cached_property
 from typing import Any
 
 from mindspore import Tensor, nn
 
 from hp_memory.activation import frames, marks, native, observing, random_state, writing
-from hp_memory.activation.capture import Capture, Finding, Input, node_of
+from hp_memory.activation.capture import Capture, Finding, Input, node_of, parameters_of
 from hp_memory.activation.distributed import Part, can_be_made_again, is_distributed
 from hp_memory.activation.recipes import unpack
 from hp_memory.activation.records import Binding, Parts, Passed, Record, without_graph
@@ -34,7 +32,7 @@ class Region:
         self.findings: list[Finding] = []
         self.blind: set[Path] = set()  # inputs that the body was seen to write, maybe without a trace on the tensor
         self.foreign: set[tuple] = set()  # see Capture._of_storage
-        self.traced = False  # the body saves what it makes of parameters, see weights.Trace
+        self._used: dict[tuple[int, str], tuple[nn.Cell, str]] | None = None
 
     def run(self, args: tuple, kwargs: dict) -> Any:
         """As this thread's frame asks: the body outside checkpoints and in a forward, the record in a replay."""
@@ -47,13 +45,19 @@ class Region:
             observing.active.called(self.name)
         return _saved(frame, self, args, kwargs)
 
-    @cached_property
-    def _cells(self) -> list[nn.Cell]:
-        return [cell for _, cell in self.owner.cells_and_names()] if self.owner is not None else []
-
     def parameters(self) -> list[tuple[nn.Cell, str]]:
-        """(cell, name) of every parameter of the owner: where to find it again, also after it was resharded."""
-        return [(cell, name) for cell in self._cells for name, found in cell._params.items() if found is not None]
+        """Parameters the body may save: all of its owner's at first, later those it was seen to save."""
+        return parameters_of(self.owner) if self._used is None else list(self._used.values())
+
+    def uses_parameter(self, cell: nn.Cell, name: str) -> None:
+        """Called when the body saves that parameter, or a cast of it."""
+        if self._used is None:
+            self._used = {}
+        self._used[id(cell), name] = (cell, name)
+
+    def settle_parameters(self) -> None:
+        if self._used is None:
+            self._used = {}
 
 
 def _saved(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> Any:
@@ -66,7 +70,7 @@ def _saved(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> An
     given = Given(args, kwargs)
     frame.inside, frame.capture = region, capture
     try:
-        with native.hooks(capture.pack, unpack), capture.trace or nullcontext():
+        with native.hooks(capture.pack, unpack):
             out = region.body(*args, **kwargs)
         given.refuse_change(region.name)
         _record(frame, region, capture, out)

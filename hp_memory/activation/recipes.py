@@ -12,7 +12,6 @@ from mindspore import nn, ops
 
 from hp_memory.activation import native, observing
 from hp_memory.activation.geometry import Flat, Slices
-from hp_memory.activation.weights import Laid, MadeOf, Source
 from hp_memory.activation.writing import standing_alone
 from hp_memory.errors import ReplayError
 
@@ -113,7 +112,7 @@ def _elements(shape: tuple) -> int:
     return count
 
 
-_RECIPES = frozenset({Slot, View, Copy, OfParameter, Source, MadeOf, Laid})
+_RECIPES = frozenset({Slot, View, Copy, OfParameter})
 
 
 def unpack(packed: Any) -> Any:

@@ -42,9 +42,9 @@ def render(recipe: str, target: str, *overrides: str) -> str:
 @pytest.mark.parametrize(
     ("name", "excluded"),
     [
-        ("full", {"mlp.router": ["0-47"], "mlp.experts.expert_counts.alltoall": ["0-47"]}),
-        ("one_body", {"mlp.experts.experts_forward": ["1-2"], "mlp.router": ["1-2"]}),
-        ("with_mtp", {"mlp.router": ["1"], "transformer_layer.mlp.router": ["2"]}),
+        ("full", {"mlp.router.topk": ["0-47"], "mlp.experts.expert_counts.alltoall": ["0-47"]}),
+        ("one_body", {"mlp.experts.experts_forward": ["1-2"], "mlp.router.topk": ["1-2"]}),
+        ("with_mtp", {"mlp.router.topk": ["1"], "transformer_layer.mlp.router.topk": ["2"]}),
     ],
 )
 def test_exclude_op_is_a_dict_that_2_1_accepts(found, name, excluded):

@@ -275,6 +275,19 @@ class TestParameters:
             assert steps.same(want, got)
             assert not [h for h in observation.held if h.region == "gmm" and h.shape == (4, 4)]
 
+    def test_a_cast_of_a_frozen_weight_in_the_body_is_kept(self, steps, tensor):
+        """A limit: without a graph node nobody knows what it was made of."""
+
+        def body(cell, x):
+            return mint.matmul(x.astype(ms.float16), cell.w.astype(ms.float16)).astype(ms.float32)
+
+        experts = self.cell(tensor, body)
+        experts.w.requires_grad = False
+        region = checkpoint_exclude_wrapper(experts, name="gmm")
+        with observe() as observation:
+            steps.run(checkpoint_wrapper(lambda x: ops.tanh(region(ops.tanh(x)))), tensor(3, 4))
+        assert [h.reason for h in observation.held if h.shape == (4, 4)] == ["saved for backward"]
+
     def test_local_shard_as_an_argument_is_left_to_the_replay(self, steps, tensor):
         """What ``DTensor.to_local()`` gives: a tensor over the parameter's own storage, made in the replayed part."""
         weight = ms.Parameter(tensor(4, 4, seed=5), name="w")
