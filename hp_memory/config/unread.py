@@ -53,14 +53,19 @@ _NOT_IN_MINDFORMERS = tuple(
     )
 )
 
-_SAID_BY_YAML = (
-    *("recipe", "engine", "model", "parallel", "pipeline", "train", "offload", "seed", "estimate.dtype"),
-    *("estimate.parameters_dtype", "estimate.shard", "estimate.reshard_after_forward", "estimate.optimizer_on_host"),
+_SAID_BY_YAML = ("recipe", "engine", "model", "parallel", "pipeline", "train", "offload", "seed")
+_ESTIMATED_BY_YAML = (
+    *("estimate.dtype", "estimate.parameters_dtype", "estimate.shard", "estimate.reshard_after_forward"),
+    "estimate.optimizer_on_host",
 )
 
 UNREAD: tuple[Unread, ...] = (
-    *(Unread(command, _SAID_BY_YAML, "the file of `yaml` says it: change it there", _from_yaml)
-      for command in ("dryrun", "search", "export")),
+    *(Unread(command, keys, "the file of `yaml` says it: change it there", _from_yaml)
+      for command, keys in (
+          ("dryrun", (*_SAID_BY_YAML, *_ESTIMATED_BY_YAML)),
+          ("search", (*_SAID_BY_YAML, *_ESTIMATED_BY_YAML)),
+          ("export", _SAID_BY_YAML),
+      )),
     Unread("compare", ("layout",), "compare takes its layouts by name: layouts=[none,full]"),
     Unread("compare", ("train.steps",), "compare runs `steps` compared and `timed_steps` timed steps"),
     Unread("compare", _CHECKPOINTS, "compare writes and reads no checkpoints and validates nothing"),

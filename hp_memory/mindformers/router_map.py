@@ -11,10 +11,10 @@ from typing import Any
 
 from mindspore import Tensor, mint
 from mindspore import dtype as mstype
-from mindspore.graph.api import _no_grad
 
 from hp_memory.errors import InstallError
 from hp_memory.mindformers.seams import Part
+from hp_memory.mindspore.private import no_grad as _no_grad
 
 # Sizes in the docstrings: S positions, B sequences, T = S * B tokens, E experts, k of them per token.
 _TINY = 1e-20  # MindFormers': no sum of scores is zero

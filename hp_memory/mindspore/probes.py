@@ -54,8 +54,8 @@ PROBES: tuple[Probe, ...] = (
     ),
     Probe(
         "mindspore.graph.api",
-        ("_pynative_executor", "_no_grad", "_GradientEdge"),
-        "recording, split backward, in-place updates",
+        ("_pynative_executor", "_no_grad", "_GradientEdge", "_JitExecutor"),
+        "recording, split backward, in-place updates, what a compiled function reads",
         "mindspore/common/api.py",
     ),
     Probe(

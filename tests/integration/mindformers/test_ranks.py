@@ -49,7 +49,7 @@ def test_two_ranks_compute_what_one_does(job):
         for what in ("losses", "norms"):
             one, two = ([float.fromhex(value) for value in rank[name][what]] for name in ("alone", "plain"))
             assert two == pytest.approx(one, rel=1e-5)
-    one, two = (np.load(folder / f"{name}.npz") for name in ("alone", "plain"))
+    one, two = (np.load(folder / f"{name}_0.npz") for name in ("alone", "plain"))
     for name in one.files:
         assert two[name] == pytest.approx(one[name], abs=1e-4), name
 

@@ -135,7 +135,7 @@ def test_a_forward_that_is_kept_for_ever(failures, monkeypatch):
 def _dw_that_keeps_the_graph(self):
     from hp_memory.pipeline.split_backward import _engine
 
-    self._enter("dx done", "dw")
+    self._enter("dx", "dw")
     self._graph.cut_at_boundary()
     return _engine(self._edges, self._grads, self._weights, retain=True)
 

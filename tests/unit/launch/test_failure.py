@@ -54,7 +54,7 @@ def test_missing_ranks_from_the_schedulers_log(log, ranks):
         ([("model", "construct"), ("moe", "gmm_up")], "gmm.up"),
         ([("moe", "experts_path"), ("moe", "act"), ("primitive", "__call__")], "compute.act"),
         ([("mlp", "act")], "mlp.act"),
-        ([("attention", "qkv")], "attention.qkv"),
+        ([("attention", "qkv_proj")], "attention.qkv_proj"),
         ([("boundary", "replay"), ("moe", "all2all_in")], "replay of all2all.in"),
         ([("worker", "main"), ("other", "act")], ""),
     ],
