@@ -38,4 +38,4 @@ def pipeline_of(cfg: HPConfig) -> PipelineSettings:
     """The pipeline, with the micro-batches of the training where there is one stage only."""
     if cfg.pipeline.stages > 1:
         return cfg.pipeline
-    return replace(cfg.pipeline, microbatches=min(cfg.train.micro_batches, 2))
+    return replace(cfg.pipeline, microbatches=cfg.train.micro_batches)
