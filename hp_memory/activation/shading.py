@@ -17,6 +17,7 @@ from typing import Any
 from mindspore import MsDispatchMode, Tensor, mint
 
 from hp_memory.activation import frames, marks
+from hp_memory.activation.trees import tensors_in
 from hp_memory.activation.unseen import FUNCTION, guards
 from hp_memory.errors import ReplayError
 
@@ -99,7 +100,7 @@ class Shade(MsDispatchMode):
         if func.name != _DETACH:
             self.last = func.name
         ghost = None
-        for tensor in _tensors(args):
+        for tensor in tensors_in(args):
             found = marks.ghost_of(tensor)
             if found is not None:
                 ghost = found if ghost is None or found.until < ghost.until else ghost
@@ -112,7 +113,7 @@ class Shade(MsDispatchMode):
     def apply(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         """A custom function, which is one operation here, whatever it consists of."""
         self.last = None
-        ghosts = [ghost for tensor in _tensors((args, kwargs)) if (ghost := marks.ghost_of(tensor)) is not None]
+        ghosts = [ghost for tensor in tensors_in((args, kwargs)) if (ghost := marks.ghost_of(tensor)) is not None]
         if self._running or self.frame is None or not ghosts:
             return function(*args, **kwargs)
         return self._run_dead(function, name + FUNCTION, args, kwargs, min(ghosts, key=lambda ghost: ghost.until))
@@ -165,16 +166,6 @@ def _each(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, dict):
         return {key: _each(item, change) for key, item in value.items()}
     return value
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
 
 
 def _line() -> str:

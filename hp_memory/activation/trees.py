@@ -75,6 +75,17 @@ def _leaf(path: Path, value: Tensor) -> tuple[Path, Tensor]:
     return ((*path, LOCAL), value.to_local()) if is_distributed(value) else (path, value)
 
 
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors in tuples, lists and dicts, as handed over: a distributed one may still be in the making."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())
+
+
 def is_number(value: Any) -> bool:
     """Nothing in it, and nobody can change it."""
     return value is None or type(value) in (int, float, bool, str)

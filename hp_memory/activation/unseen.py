@@ -7,7 +7,7 @@ they are called with is shown to the watch or the shade that the tensor belongs 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from mindspore import Parameter, Tensor
 
 from hp_memory.activation import frames, marks
+from hp_memory.activation.trees import tensors_in
 from hp_memory.mindspore.private import Function, JitExecutor
 
 _OF_TENSORS = ("__bool__", "__int__", "__float__", "__index__", "__str__", "__repr__", "__format__", "__array__")
@@ -36,20 +37,9 @@ def show(tensor: Tensor, reader: str) -> None:
         frame.watch.read_unseen(tensor, reader, frame)
 
 
-def _tensors(args: tuple, kwargs: dict) -> Iterator[Tensor]:
-    """As they were handed over: a distributed tensor may still be in the making."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(tuple(value), {})
-        elif isinstance(value, dict):
-            yield from _tensors((), value)
-
-
 def _showing(reader: str, original: Callable) -> Callable:
     def read(*args: Any, **kwargs: Any) -> Any:
-        for tensor in _tensors(args, kwargs):
+        for tensor in tensors_in((args, kwargs)):
             show(tensor, reader)
         return original(*args, **kwargs)
 
@@ -60,7 +50,7 @@ def _showing_source(reader: str, original: Callable) -> Callable:
     """For ``__init__``: what is being made isn't a tensor yet."""
 
     def make(self: Tensor, *args: Any, **kwargs: Any) -> None:
-        for tensor in _tensors(args, kwargs):
+        for tensor in tensors_in((args, kwargs)):
             show(tensor, reader)
         original(self, *args, **kwargs)
 

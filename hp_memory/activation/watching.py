@@ -5,7 +5,7 @@ What the dispatch mode can't see is in :mod:`hp_memory.activation.unseen`. Where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mindspore import MsDispatchMode, Tensor
@@ -13,6 +13,7 @@ from mindspore import MsDispatchMode, Tensor
 from hp_memory.activation import frames, marks, native, writing
 from hp_memory.activation.distributed import is_distributed
 from hp_memory.activation.liveness import Trace, Value
+from hp_memory.activation.trees import tensors_in
 from hp_memory.activation.unseen import FUNCTION, guards
 
 # Operations that change an operand, or whose kernel fills a buffer it is given. Versions tell most; these have none.
@@ -66,7 +67,7 @@ class Watch(MsDispatchMode):
         return self._run(func.name, func, args, kwargs or {})
 
     def _run(self, name: str, func: Callable, args: tuple, kwargs: dict) -> Any:
-        operands = list(_tensors((args, kwargs)))
+        operands = list(tensors_in((args, kwargs)))
         reads = [value for tensor in operands for value in self.values(tensor, name)]
         versions = [tensor._version for tensor in operands]
         # Without a graph node the copy that a kernel gets of a view can't be followed: keep what it is made of.
@@ -91,9 +92,9 @@ class Watch(MsDispatchMode):
     def _part_of_function(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """What would turn numbers of no value into indices, or write them outside the function, makes it live."""
         out = func(*args, **kwargs)
-        operands = list(_tensors((args, kwargs)))
+        operands = list(tensors_in((args, kwargs)))
         writes = func.name.startswith(_WRITES) and any(self._is_known(tensor) for tensor in operands)
-        indices = any(not tensor.is_floating_point() for tensor in _tensors((out,)))
+        indices = any(not tensor.is_floating_point() for tensor in tensors_in((out,)))
         if writes or (indices and any(tensor.is_floating_point() for tensor in operands)):
             self.trace.operations[self.last].live = True
         return out
@@ -105,7 +106,7 @@ class Watch(MsDispatchMode):
     def _mark_results(self, number: int, out: Any) -> bool:
         """True if a result says that the operation must have its values: an index, or one of its own operands."""
         live = False
-        for tensor in _tensors((out,)):
+        for tensor in tensors_in((out,)):
             known = marks.of(tensor)
             if type(known) is marks.Made and known.token is self.token:
                 live = True
@@ -198,13 +199,3 @@ class Watch(MsDispatchMode):
                 self.trace.need((call, leaf), None)
             else:
                 self._follow(tensor, (call, leaf))
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
