@@ -157,7 +157,7 @@ def signatures(folder):
     found = {}
     for path in folder.rglob("*.py"):
         text = path.read_text()
-        for made in ast.walk(ast.parse(text)) if "RW_WRITE" in text else ():
+        for made in ast.parse(text).body if "RW_WRITE" in text else ():
             for line in made.body if isinstance(made, ast.ClassDef) else ():
                 if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "__mindspore_signature__":
                     items = enumerate(getattr(line.value, "elts", ()))
