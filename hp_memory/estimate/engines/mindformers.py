@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
@@ -254,8 +255,9 @@ def trace(work: Workload) -> ModelTrace:
     hyper_parallel = prepare()
     routing = _routing(work)
     with on_meta(routing):
-        total = _count(build(work.model, work.dtype))
-        model = _Model(work, _small(work.model, *(int(kind in work.model.kinds) for kind in ("dense", "moe"))))
+        one_of_each = _small(work.model, *(int(kind in work.model.kinds) for kind in ("dense", "moe")))
+        total = _count(work, one_of_each)
+        model = _Model(work, one_of_each)
         layers = {b.kind: model.record(b)[0] for b in model.blocks}
         head, embedding = model.record_head(), model.record_embedding()
     return ModelTrace(work.model.kinds, layers, embedding, head, total, (hyper_parallel, *NOTES))
@@ -292,10 +294,14 @@ def _small(model: ModelSettings, dense: int, moe: int) -> ModelSettings:
     return replace(model, num_layers=dense + moe, first_dense_layers=dense)
 
 
-def _count(model: Any) -> int:
-    """Trainable parameters, without those of MTP layers, which the published counts leave out."""
-    named = model.parameters_and_names()
-    return sum(math.prod(p.shape) for name, p in named if p.requires_grad and ".mtp." not in name)
+def _count(work: Workload, one_of_each: ModelSettings) -> int:
+    """Trainable parameters of the whole model, without those of MTP layers, which the published counts leave out."""
+    gpt = gpt_model(build(replace(one_of_each, mtp_layers=0), work.dtype))
+    kinds = Counter(work.model.kinds)
+    total = sum(p.size for p in gpt.trainable_params())
+    for kind, layer in zip(one_of_each.kinds, gpt.decoder.layers._cells.values(), strict=False):
+        total += (kinds[kind] - 1) * sum(p.size for p in layer.trainable_params())
+    return total
 
 
 class _Passage(nn.Cell):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 
 from hp_memory.config.estimate import DeviceSettings, EstimateSettings
 from hp_memory.estimate.times.step import PARTS, StepTime
@@ -15,8 +15,9 @@ from hp_memory.report.figures import figure_file, new_figure
 from hp_memory.report.page import Picture
 from hp_memory.report.table import Table
 
-_COLOURS = {"F": "#4c78a8", "B": "#54a24b", "BW": "#54a24b", "W": "#b7d7a8", "R": "#e45756"}
-_NAMES = {"F": "forward", "B": "backward", "BW": "backward", "W": "weights' gradients", "R": "replay"}
+_COLOURS = {"forward": "#4c78a8", "backward": "#54a24b", "weights' gradients": "#b7d7a8", "replay": "#e45756"}
+_NAMES = {"F": "forward", "B": "backward", "BW": "backward", "W": "weights' gradients"}
+_Bar = list[tuple[float, float]]
 _SPEEDS = ("peak_teraflops", "teraflops", "memory_bandwidth", "link_bandwidth")
 
 
@@ -73,17 +74,15 @@ def step_picture(found: StepTime, replay: Sequence[float], memory: Sequence[floa
     figure, axes = new_figure(11, 3.5 + 0.22 * ranks)
     axes.remove()
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[0.4 + 0.1 * ranks, 1])
-    for r in range(ranks):
-        _bars(top, r, [s for s in found.timeline.of_rank(r) if s.start < until], replay)
-    present = {s.step.op for s in found.timeline.spans} | ({"R"} if any(replay) else set())
-    for name, colour in {_NAMES[op]: colour for op, colour in _COLOURS.items() if op in present}.items():
-        top.barh(0, 0, color=colour, label=name)
+    # One collection a colour: as many single bars take seconds to draw.
+    for name, bars in _bars(found.timeline.spans, replay, until).items():
+        top.add_collection(PolyCollection(bars, facecolors=_COLOURS[name], linewidths=0, label=name))
     top.set(ylabel="pipeline rank", ylim=(ranks - 0.4, -0.6), xlim=(0, until))
     top.legend(fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), title="white: waiting")
     own = found.timeline.of_rank(rank)
     shown = [(s, gib) for s, gib in zip(own, memory, strict=True) if s.start < until]
     below.step([s.start for s, _ in shown], [gib for _, gib in shown], where="post", color="black", linewidth=0.8)
-    below.set(xlabel="seconds", ylabel=f"GiB, rank {rank}", ylim=(0, None))
+    below.set(xlabel="seconds", ylabel=f"GiB, rank {rank}", ylim=(0, 1.1 * max(memory)))
     words = f"The first {until:.1f} of {found.seconds:.1f} s of a step, and the memory of rank {rank}"
     return figure_file(figure, path, words)
 
@@ -95,11 +94,16 @@ def _window(found: StepTime) -> float:
     return found.seconds if len(shown) == len(spans) else shown[-1].end
 
 
-def _bars(axes: Axes, rank: int, spans: Sequence[Span], replay: Sequence[float]) -> None:
-    for span in spans:
-        begin = span.start
+def _bars(spans: Sequence[Span], replay: Sequence[float], until: float) -> dict[str, list[_Bar]]:
+    """Bars by what they show, each as corners (seconds, rank); a backward's replay comes first in it."""
+    found: dict[str, list[_Bar]] = {}
+    for span in (span for span in spans if span.start < until):
         again = replay[span.step.chunk] if span.step.op in ("B", "BW") else 0.0
         if again:
-            axes.barh(rank, again, left=begin, height=0.8, color=_COLOURS["R"], linewidth=0)
-            begin += again
-        axes.barh(rank, span.end - begin, left=begin, height=0.8, color=_COLOURS[span.step.op], linewidth=0)
+            found.setdefault("replay", []).append(_bar(span.rank, span.start, span.start + again))
+        found.setdefault(_NAMES[span.step.op], []).append(_bar(span.rank, span.start + again, span.end))
+    return found
+
+
+def _bar(rank: int, begin: float, end: float) -> _Bar:
+    return [(begin, rank - 0.4), (end, rank - 0.4), (end, rank + 0.4), (begin, rank + 0.4)]
