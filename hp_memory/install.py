@@ -20,7 +20,8 @@ _MARK = "_hp_memory_receipt"
 
 @dataclass(frozen=True)
 class Wrappers:
-    """What a place is wrapped with; called with the target and ``name=``, ``saved`` with ``save_output=`` too."""
+    """What a place is wrapped with; called with the target and ``name=``, ``boundary`` with ``early_stop=`` and ``saved`` with
+    ``save_output=`` too."""
 
     boundary: Callable[..., Any] = checkpoint_wrapper
     saved: Callable[..., Any] = checkpoint_exclude_wrapper
@@ -143,7 +144,7 @@ def _install_block(block: BlockSites, plan: LayerPlan, wrappers: Wrappers) -> li
             _wrap(site, plan, how, wrappers)
             done.append(Wrapped(site.path, plan.layer, site.regions, how))
     if boundary:
-        _replace(block.container, str(block.key), wrappers.boundary(_get(block), name=f"layers.{plan.layer}"))
+        _replace(block.container, str(block.key), wrappers.boundary(_get(block), name=f"layers.{plan.layer}", early_stop=plan.layout.early_stop))
         done.insert(0, Wrapped(block.path, plan.layer, (), "boundary"))
     return done
 

@@ -176,6 +176,7 @@ def _layout(tensor: Tensor) -> tuple:
 
 
 def _replayed(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> Any:
+    frame.ending.here()
     record = _next_record(frame, region)
     for binding in record.bindings:
         slot = binding.slot()
@@ -184,6 +185,7 @@ def _replayed(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) ->
             frame.shade.check(tensor, f"excluded region {region.name}")
             slot.fill(native.detached(tensor))
             frame.bound.append((tensor, tensor._version, region))
+    frame.ending.progress(frame.packed, frame.cursor)
     # The body would have drawn from the generator here.
     random_state.restore(record.rng)
     frame.inside = region

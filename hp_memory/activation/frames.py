@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hp_memory.activation.elision import Course
+    from hp_memory.activation.ending import Ending
     from hp_memory.activation.shading import Shade
     from hp_memory.activation.watching import Watch
     from hp_memory.errors import ReplayError
@@ -24,10 +25,12 @@ class Frame:
         "capture",
         "course",
         "cursor",
+        "ending",
         "failure",
         "guarded",
         "inside",
         "invocation",
+        "named",
         "outputs",
         "packed",
         "replaying",
@@ -40,6 +43,7 @@ class Frame:
         self.invocation = invocation
         self.replaying = replaying
         self.cursor = 0  # the next excluded call
+        self.named = 0  # replay: regions that aren't excluded, called so far
         self.packed = 0  # tensors saved outside excluded regions so far
         self.inside = None  # the excluded region whose body runs now
         self.capture: Any = None  # of that body
@@ -50,6 +54,7 @@ class Frame:
         self.watch: Watch | None = None  # of a forward that learns
         self.course: Course | None = None  # of a forward that goes by what was learned
         self.shade: Shade | None = None  # of a replay
+        self.ending: Ending | None = None  # of a replay
         self.failure: ReplayError | None = None  # replay: raised in the end, whatever became of it on the way
 
 

@@ -9,15 +9,12 @@ from typing import Any
 
 from hp_memory.activation import elision, frames, native, observing, random_state, writing
 from hp_memory.activation.distributed import Shell, can_be_made_again
+from hp_memory.activation.ending import Ended, Ending
 from hp_memory.activation.recipes import Slot, unpack
 from hp_memory.activation.shading import Shade
 from hp_memory.activation.trees import call_tensors, difference
 from hp_memory.activation.watching import Watch
 from hp_memory.errors import ReplayError
-
-
-class _Stop(Exception):
-    pass
 
 
 class Invocation(native.RecomputeHandle):
@@ -33,6 +30,7 @@ class Invocation(native.RecomputeHandle):
         self.boundary = boundary
         self.slots: list[weakref.ref] = []  # in the order the forward saved
         self.records: list = []  # excluded calls, in order
+        self.named: list[str] = []  # observed: the regions that a replay runs again
         self.held_by_session = False
         self.saved: list[tuple] = []  # (shape, dtype) of what the forward saved, slot by slot
         self.operations: list[str | None] | None = None  # what saved each slot, if the forward was watched
@@ -170,6 +168,7 @@ class Invocation(native.RecomputeHandle):
         frame = frames.Frame(self, replaying=True)
         on_meta = any(tensor.is_meta for _, tensor in call_tensors(tuple(args), kwargs))
         frame.shade = Shade(frame, self.boundary.plan.dead, on_meta)
+        frame.ending = Ending(self._needed() if self.early_stop else None, Invocation._run_again.__code__)
         try:
             finished = self._run_again(frame, args, kwargs)
             self._check_replay(frame, finished)
@@ -180,16 +179,21 @@ class Invocation(native.RecomputeHandle):
             raise
         finally:
             frame.bound.clear()  # holds the replay's graph, which holds the hooks, which hold the frame
-            frame.shade = None
+            frame.shade = frame.ending = None
 
     def _run_again(self, frame: frames.Frame, args: list, kwargs: dict) -> bool:
         """False if the replay stopped early."""
         hooks = native.hooks(self._refill(frame), unpack)
+        shade = frame.shade.scope(self.operations is not None)
         before = frames.enter(frame)
         try:
-            with _forward_state(self), native.replay_graph(), hooks, frame.shade.scope(self.operations is not None):
+            with _forward_state(self), native.replay_graph(), hooks, shade, contextlib.closing(frame.ending):
                 out = self.boundary.fn(*args, **kwargs)
-        except _Stop:
+        except (Ended, Exception):
+            if not frame.ending.raised:
+                raise
+            if observing.active is not None:
+                observing.active.spared(self.named[frame.named :])
             return False
         finally:
             frames.leave(before)
@@ -201,7 +205,7 @@ class Invocation(native.RecomputeHandle):
         return True
 
     def _refill(self, frame: frames.Frame) -> Callable:
-        slots, last, shade = self.slots, self._last_bound_record(), frame.shade
+        slots, shade = self.slots, frame.shade
 
         def pack(tensor: Any) -> Any:
             i = frame.packed
@@ -218,9 +222,8 @@ class Invocation(native.RecomputeHandle):
             if slot is not None:
                 slot.fill(values)
                 frame.bound.append((tensor, tensor._version, None))
-            # A region behind the last saved tensor still has inputs to receive.
-            if self.early_stop and frame.packed == len(slots) and frame.cursor > last:
-                raise _Stop
+            if frames.current() is frame:  # else another thread saves this
+                frame.ending.progress(frame.packed, frame.cursor)
             return values
 
         return pack
@@ -236,8 +239,11 @@ class Invocation(native.RecomputeHandle):
                 "control flow changed between forward and replay"
             )
 
-    def _last_bound_record(self) -> int:
-        return max((i for i, record in enumerate(self.records) if record.bindings), default=-1)
+    def _needed(self) -> tuple[int, int]:
+        """How many tensors a replay saves, and how many regions it calls, until every slot that lives is filled."""
+        saved = max((i for i, slot in enumerate(self.slots, 1) if slot() is not None), default=0)
+        bound = ((i, binding) for i, record in enumerate(self.records, 1) for binding in record.bindings)
+        return saved, max((i for i, binding in bound if binding.slot() is not None), default=0)
 
     def _check_replay(self, frame: frames.Frame, finished: bool) -> None:
         if frame.failure is not None:

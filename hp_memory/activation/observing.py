@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,11 +45,15 @@ class Held:
 
 @dataclass
 class Runs:
-    """How often a region was called in forwards, ran its body, and was replayed with its body."""
+    """How often a region was called in forwards, ran its body, and was replayed with its body.
+
+    ``spared`` counts the replays that had given all that was needed before they came to it, and ended.
+    """
 
     forward: int = 0
     body: int = 0
     replays: int = 0
+    spared: int = 0
 
 
 class _Token:
@@ -107,6 +111,11 @@ class Observation:
             runs.replays += 1
         else:
             runs.forward += 1
+
+    def spared(self, regions: Iterable[str]) -> None:
+        """Counts calls that a replay which ended early didn't come to."""
+        for region in regions:
+            self.runs.setdefault(region, Runs()).spared += 1
 
     def keep(self, tensor: Tensor, region: str, reason: str) -> _Token:
         """Notes that ``tensor`` is held from now on, as long as the returned token lives."""

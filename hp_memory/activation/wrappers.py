@@ -55,6 +55,12 @@ class _Named:
         self.name = name
 
     def run(self, args: tuple, kwargs: dict) -> Any:
+        frame = frames.current()
+        if frame is not None and frame.replaying:
+            frame.ending.here()
+            frame.named += 1
+        elif frame is not None and observing.active is not None:
+            frame.invocation.named.append(self.name)
         return observing.plain(self.name, self.body, args, kwargs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hp_memory.errors import ConfigError
 from hp_memory.layout.regions import ACTIONS, ALWAYS_SAVED, REGIONS, Action, expand
@@ -19,6 +19,7 @@ class Layout:
         actions: the exceptions.
         spans: runs of consecutive saved regions which one wrapper excludes together.
         keep_outputs: keep every saved region's output, also where no replay reads it.
+        early_stop: end a replay once backward has all that it needs; otherwise it runs to the end of the block.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Layout:
     actions: Mapping[str, Action]
     spans: tuple[tuple[str, ...], ...] = ()
     keep_outputs: bool = False
+    early_stop: bool = True
 
     def action(self, region: str) -> Action:
         """What happens to ``region``."""
@@ -34,12 +36,10 @@ class Layout:
     def restrict(self, regions: Sequence[str]) -> Layout:
         """The same layout without what names regions this block doesn't have; a span keeps the regions it has here."""
         spans = (tuple(r for r in span if r in regions) for span in self.spans)
-        return Layout(
-            self.name,
-            self.default,
-            {r: a for r, a in self.actions.items() if r in regions},
-            tuple(span for span in spans if len(span) > 1),
-            self.keep_outputs,
+        return replace(
+            self,
+            actions={r: a for r, a in self.actions.items() if r in regions},
+            spans=tuple(span for span in spans if len(span) > 1),
         )
 
     def replays(self, regions: Sequence[str]) -> tuple[str, ...]:
@@ -54,7 +54,8 @@ class Layout:
             return "nothing is replayed, autograd keeps what it needs"
         text = f"replay {', '.join(replayed)}; save {', '.join(saved)}"
         spans = "".join(f"; {s[0]} .. {s[-1]} excluded as one" for s in self.spans)
-        return text + spans + ("; every saved output is kept" if self.keep_outputs else "")
+        kept = "; every saved output is kept" if self.keep_outputs else ""
+        return text + spans + kept + ("" if self.early_stop else "; replays run to the end of the block")
 
 
 def make_layout(
@@ -64,6 +65,7 @@ def make_layout(
     recompute: Sequence[str],
     as_one: Sequence[Sequence[str]],
     keep_outputs: bool = False,
+    early_stop: bool = True,
     path: str = "layout",
 ) -> Layout:
     """Builds a layout from what a config says, and refuses what contradicts itself.
@@ -76,8 +78,6 @@ def make_layout(
         raise ConfigError(f"{path}.name", name, "must not be empty: it identifies plans and reports")
     if default not in ACTIONS:
         raise ConfigError(f"{path}.default", default, "not an action", ACTIONS)
-    if keep_outputs and default == "save" and not recompute:
-        raise ConfigError(f"{path}.keep_outputs", True, "has no effect where nothing is replayed")
     named: dict[str, Action] = {}
     given: tuple[tuple[Action, Sequence[str]], ...] = (("save", save), ("recompute", recompute))
     for action, names in given:
@@ -93,10 +93,10 @@ def make_layout(
                     raise ConfigError(f"{path}.{action}[{i}]", entry, why, others)
                 named[region] = action
     named.update(dict.fromkeys(ALWAYS_SAVED, "save"))
-    layout = Layout(name, default, named, (), keep_outputs)
+    layout = Layout(name, default, named, (), keep_outputs, early_stop)
     spans = tuple(_span(layout, ends, f"{path}.as_one[{i}]") for i, ends in enumerate(as_one))
     _refuse_overlap(spans, path)
-    return Layout(name, default, named, spans, keep_outputs)
+    return replace(layout, spans=spans)
 
 
 def _span(layout: Layout, ends: Sequence[str], path: str) -> tuple[str, ...]:

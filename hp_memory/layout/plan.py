@@ -90,6 +90,7 @@ class ActivationPlan:
                     "actions": dict(p.layout.actions),
                     "spans": [list(s) for s in p.layout.spans],
                     "keep_outputs": p.layout.keep_outputs,
+                    "early_stop": p.layout.early_stop,
                 }
                 for p in self.layers
             ],
@@ -128,6 +129,7 @@ def from_dict(data: Mapping[str, Any]) -> ActivationPlan:
                 dict(entry["actions"]),
                 tuple(tuple(span) for span in entry["spans"]),
                 entry["keep_outputs"],
+                entry.get("early_stop", True),  # plans from before the setting
             ),
         )
         for entry in data["layers"]
@@ -155,13 +157,27 @@ def build_plan(settings: LayoutSettings, fingerprint: ModelFingerprint, path: st
         for layer in chosen:
             layouts[layer], said_at[layer] = layout, where
     _refuse_covered(settings, said_at, path)
-    return ActivationPlan(
+    plan = ActivationPlan(
         fingerprint,
         tuple(
             LayerPlan(i, kind, layout.restrict(fingerprint.regions[kind]))
             for i, (kind, layout) in enumerate(zip(fingerprint.kinds, layouts, strict=True))
         ),
     )
+    _refuse_of_replays(settings, plan, path)
+    return plan
+
+
+def _refuse_of_replays(settings: LayoutSettings, plan: ActivationPlan, path: str) -> None:
+    """Settings of replays, in a plan without one."""
+    if any(layer.layout.replays(plan.regions(layer.layer)) for layer in plan.layers):
+        return
+    for name, value, usual in (
+        ("keep_outputs", settings.keep_outputs, False),
+        ("early_stop", settings.early_stop, True),
+    ):
+        if value != usual:
+            raise ConfigError(f"{path}.{name}", value, "has no effect where nothing is replayed")
 
 
 def _refuse_covered(settings: LayoutSettings, said_at: Sequence[str], path: str) -> None:
@@ -192,7 +208,7 @@ def _layout(settings: LayoutSettings, override: LayerOverride | None, path: str)
         save, recompute, as_one = (
             (getattr(override, n) or []) if fresh else pick(n) for n in ("save", "recompute", "as_one")
         )
-    layout = make_layout(name, default, save, recompute, as_one, settings.keep_outputs, path)
+    layout = make_layout(name, default, save, recompute, as_one, settings.keep_outputs, settings.early_stop, path)
     return layout, {"save": save, "recompute": recompute}
 
 

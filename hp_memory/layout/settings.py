@@ -38,4 +38,7 @@ class LayoutSettings:
     """Spans of consecutive saved regions that are excluded by one wrapper, each given as ``[first, last]``."""
     keep_outputs: bool = False
     """Keep every saved region's output, also where no replay reads it (the design document's case 3 before elision)."""
+    early_stop: bool = True
+    """End a replay once backward has all that it needs. False runs each to the end of its block: for a block whose code
+    an exception leaves unfinished (a flag set and reset, a context manager without ``finally``)."""
     layers: list[LayerOverride] = field(default_factory=list)

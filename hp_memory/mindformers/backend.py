@@ -92,8 +92,9 @@ def wrappers(choice: str) -> Any:
         return Wrappers(boundary=partial(checkpoint_wrapper, context_fn=recompute_context_fn))
     module = importlib.import_module(CHECKPOINTS)
 
-    def boundary(target: Any, name: str) -> Any:
-        return module.checkpoint_wrapper(target, context_fn=recompute_context_fn)
+    def boundary(target: Any, name: str, early_stop: bool) -> Any:
+        # MindSpore's early stop leaves the random state rewound, and ends inside of an operation.
+        return module.checkpoint_wrapper(target, early_stop=False, context_fn=recompute_context_fn)
 
     def saved(target: Any, name: str, save_output: bool | None) -> Any:
         # It doesn't find out by itself who reads an output, so every output is kept.
@@ -124,7 +125,10 @@ def limits(choice: str) -> dict[str, str]:
     """What the chosen wrappers can't do, for a receipt."""
     if choice == "native":
         return {}
-    return {"elision": "HyperParallel's wrappers keep every output of a saved region"}
+    return {
+        "elision": "HyperParallel's wrappers keep every output of a saved region",
+        "early stop": "HyperParallel's replays run to the end of the block",
+    }
 
 
 def _neighbours(layout: Layout, regions: Sequence[str]) -> tuple[str, str] | None:

@@ -63,7 +63,8 @@ def as_settings(plan: ActivationPlan) -> LayoutSettings:
             elif others or as_one:
                 overrides.append(LayerOverride(chosen, recompute=others, as_one=as_one))
     keeps = any(layer.layout.keep_outputs for layer in plan.layers)
-    return LayoutSettings("plan", "save", layers=overrides, keep_outputs=keeps)
+    stops = all(layer.layout.early_stop for layer in plan.layers)
+    return LayoutSettings("plan", "save", layers=overrides, keep_outputs=keeps, early_stop=stops)
 
 
 def _said(request: str | Mapping[str, Any], path: str) -> LayoutSettings | ActivationPlan:

@@ -37,6 +37,7 @@ __all__ = [
     "executor",
     "get_curr_amp_strategy",
     "get_rng_state",
+    "grad_code",
     "no_grad",
     "recompute",
     "run_backward",
@@ -45,6 +46,9 @@ __all__ = [
 
 # The package attribute of this name is the public function, so the module has to be asked for.
 recompute = importlib.import_module("mindspore.common.recompute")
+
+# Where gradients are taken: a function of this file that is being called has a graph open.
+grad_code = importlib.import_module("mindspore.ops.composite.base").__file__
 
 
 def compile_config() -> ModuleType:

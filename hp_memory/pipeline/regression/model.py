@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
-from hp_memory.activation import checkpoint_wrapper
-from hp_memory.install import Receipt, Wrappers, install
+from hp_memory.install import Receipt, install
 from hp_memory.kernels.groups import ALONE, Group
 from hp_memory.layout import ActivationPlan, LayoutSettings, build_plan
 from hp_memory.models.fingerprint import fingerprint
@@ -61,7 +60,10 @@ class Bench:
         return replace(self.settings, num_layers=layers, aux_loss_coeff=case.aux_loss / case.microbatches)
 
     def plan(self, case: Case) -> ActivationPlan:
-        return build_plan(self.layouts[case.layout], fingerprint(self.model_settings(case)))
+        layout = self.layouts[case.layout]
+        if case.replays_something:
+            layout = replace(layout, early_stop=case.early_stop)
+        return build_plan(layout, fingerprint(self.model_settings(case)))
 
     def part(self, case: Case, layers: Sequence[int], first: bool, last: bool) -> Part:
         """Some layers of the model; the head holds the embedding's values, transposed."""
@@ -78,8 +80,7 @@ class Bench:
         sites = region_map(part.model)
         if probes is not None:
             probes.put(sites)
-        boundary = partial(checkpoint_wrapper, early_stop=case.early_stop)
-        return install(part.model, self.plan(case), sites, Wrappers(boundary=boundary))
+        return install(part.model, self.plan(case), sites)
 
     def data(self, case: Case) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and labels (micro-batches, rows, sequence length), other ones for each rank of the group."""
