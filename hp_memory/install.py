@@ -20,8 +20,10 @@ _MARK = "_hp_memory_receipt"
 
 @dataclass(frozen=True)
 class Wrappers:
-    """What a place is wrapped with; called with the target and ``name=``, ``boundary`` with ``early_stop=`` and ``saved`` with
-    ``save_output=`` too."""
+    """What a place is wrapped with; called with the target and ``name=``.
+
+    ``boundary`` is given ``early_stop=`` too, and ``saved`` ``save_output=``.
+    """
 
     boundary: Callable[..., Any] = checkpoint_wrapper
     saved: Callable[..., Any] = checkpoint_exclude_wrapper
@@ -144,7 +146,8 @@ def _install_block(block: BlockSites, plan: LayerPlan, wrappers: Wrappers) -> li
             _wrap(site, plan, how, wrappers)
             done.append(Wrapped(site.path, plan.layer, site.regions, how))
     if boundary:
-        _replace(block.container, str(block.key), wrappers.boundary(_get(block), name=f"layers.{plan.layer}", early_stop=plan.layout.early_stop))
+        options = {"name": f"layers.{plan.layer}", "early_stop": plan.layout.early_stop}
+        _replace(block.container, str(block.key), wrappers.boundary(_get(block), **options))
         done.insert(0, Wrapped(block.path, plan.layer, (), "boundary"))
     return done
 

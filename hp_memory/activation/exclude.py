@@ -86,7 +86,7 @@ def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> 
     parts = Parts(out, noted, region.name)
     _refuse_unknown_distributed(parts.outputs, region)
     written = [item for item in inputs.values() if _is_written(item, capture)]
-    bindings = [_bind(frame, item, region, written) for item in inputs.values() if item.slot and item.slot.uses]
+    bindings = [_bind(capture, item) for item in inputs.values() if _is_saved(item)]
     values = [Passed(inputs[id(t)].path) if id(t) in inputs else _kept(t, region) for t in parts.outputs]
     record = Record(region, bindings, parts, values)
     record.writes = [_write(item, capture) for item in written]
@@ -103,7 +103,7 @@ def _learn(frame: frames.Frame, capture: Capture, made: list[tuple[int, Tensor]]
     index = len(invocation.records) - 1
     if frame.watch is not None:
         rewritten = {id(item) for item in written}
-        given = [(i.tensor, id(i) in rewritten or bool(i.slot and i.slot.uses)) for i in capture.inputs.values()]
+        given = [(i.tensor, id(i) in rewritten or _is_saved(i)) for i in capture.inputs.values()]
         frame.watch.called(index, given, made)
     for leaf, tensor in made:
         marks.put(tensor, marks.Made(invocation.token, (index, leaf), frame.watch))
@@ -128,10 +128,22 @@ def _new_attributes(item: Input) -> dict | None:
 
 
 def _is_written(item: Input, capture: Capture) -> bool:
-    """The body wrote into this input; also where only the operation said so, in the first forward."""
-    if _has_moved(item) or item.tensor._version != item.version or item.storage in capture.touched:
+    """The body wrote into this input, or did so in a watched forward and may have done it again without a trace.
+
+    Not into one that this call saves: a call that does both is refused in the watched forward, so another one wrote.
+    """
+    if _was_seen_written(item, capture):
         capture.region.blind.add(item.path)
-    return item.path in capture.region.blind
+        return True
+    return item.path in capture.region.blind and capture.frame.watch is None and not _is_saved(item)
+
+
+def _is_saved(item: Input) -> bool:
+    return item.slot is not None and item.slot.uses > 0
+
+
+def _was_seen_written(item: Input, capture: Capture) -> bool:
+    return _has_moved(item) or item.tensor._version != item.version or item.storage in capture.touched
 
 
 def _has_moved(item: Input) -> bool:
@@ -159,9 +171,9 @@ def _refuse_unknown_distributed(outputs: list[Tensor], region: Region) -> None:
             )
 
 
-def _bind(frame: frames.Frame, item: Input, region: Region, written: list[Input]) -> Binding:
-    tensor = item.tensor
-    if any(item is other for other in written):
+def _bind(capture: Capture, item: Input) -> Binding:
+    frame, region, tensor = capture.frame, capture.region, item.tensor
+    if _was_seen_written(item, capture):
         raise ReplayError(
             f"excluded region {region.name} writes its input {spell(item.path)} in place and saves it: a replay only "
             "has the value from before; clone the input in the region, or don't exclude it"

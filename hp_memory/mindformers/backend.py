@@ -93,8 +93,7 @@ def wrappers(choice: str) -> Any:
     module = importlib.import_module(CHECKPOINTS)
 
     def boundary(target: Any, name: str, early_stop: bool) -> Any:
-        # MindSpore's early stop leaves the random state rewound, and ends inside of an operation.
-        return module.checkpoint_wrapper(target, early_stop=False, context_fn=recompute_context_fn)
+        return module.checkpoint_wrapper(target, context_fn=recompute_context_fn)
 
     def saved(target: Any, name: str, save_output: bool | None) -> Any:
         # It doesn't find out by itself who reads an output, so every output is kept.
@@ -127,7 +126,7 @@ def limits(choice: str) -> dict[str, str]:
         return {}
     return {
         "elision": "HyperParallel's wrappers keep every output of a saved region",
-        "early stop": "HyperParallel's replays run to the end of the block",
+        "early_stop": "HyperParallel's replays end by a rule of its own",
     }
 
 

@@ -54,13 +54,13 @@ def test_the_comparison_compares_something(results):
 
 def test_regions_ran_and_replayed_as_the_layout_says(results):
     runs = results["deepseek_v3"]["op_exclude"]["report"]["runs"]
-    assert runs["layers.1/gmm.up"] == {"forward": 2, "body": 2, "replays": 0}
-    assert runs["layers.1/router.gate"] == {"forward": 2, "body": 4, "replays": 2}
-    assert runs["layers.1/router.choose"] == {"forward": 2, "body": 2, "replays": 0}
-    assert runs["layers.1/compute.act"] == {"forward": 2, "body": 4, "replays": 2}
-    assert runs["layers.1/shared_experts.act"] == {"forward": 2, "body": 4, "replays": 2}
+    assert runs["layers.1/gmm.up"] == {"forward": 2, "body": 2, "replays": 0, "spared": 0}
+    assert runs["layers.1/router.gate"] == {"forward": 2, "body": 4, "replays": 2, "spared": 0}
+    assert runs["layers.1/router.choose"] == {"forward": 2, "body": 2, "replays": 0, "spared": 0}
+    assert runs["layers.1/compute.act"] == {"forward": 2, "body": 4, "replays": 2, "spared": 0}
+    assert runs["layers.1/shared_experts.act"] == {"forward": 2, "body": 4, "replays": 2, "spared": 0}
     one = results["deepseek_v3"]["region_exclude"]["report"]["runs"]["layers.1/gmm.up..gmm.down"]
-    assert one == {"forward": 2, "body": 2, "replays": 0}
+    assert one == {"forward": 2, "body": 2, "replays": 0, "spared": 0}
 
 
 def test_mtp_layers_take_a_plan_of_their_own(results):

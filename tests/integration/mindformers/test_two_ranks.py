@@ -63,11 +63,11 @@ def test_spreading_the_experts_computes_what_one_rank_does(ranks):
 def test_collectives_are_replayed_or_not_as_the_layout_says(ranks):
     for rank in ranks:
         full, excluded = (rank["layouts"][name]["runs"] for name in ("full", "op_exclude"))
-        assert full["layers.1/all2all.in"] == {"forward": 1, "body": 2, "replays": 1}
-        assert excluded["layers.1/all2all.in"] == {"forward": 1, "body": 1, "replays": 0}
+        assert full["layers.1/all2all.in"] == {"forward": 1, "body": 2, "replays": 1, "spared": 0}
+        assert excluded["layers.1/all2all.in"] == {"forward": 1, "body": 1, "replays": 0, "spared": 0}
         assert excluded["layers.1/compute.resort"]["replays"] == 1
         # Four methods count tokens and derive split sizes; none of them runs again, in any layout.
-        assert full["layers.1/dispatch.counts"] == {"forward": 4, "body": 4, "replays": 0}
+        assert full["layers.1/dispatch.counts"] == {"forward": 4, "body": 4, "replays": 0, "spared": 0}
 
 
 @pytest.mark.parametrize(

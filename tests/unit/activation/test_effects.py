@@ -464,3 +464,23 @@ class TestInputsInObjects:
 def test_a_cell_among_the_arguments_is_left_alone(alike):
     cell = nn.Tanh()
     alike(lambda region: lambda x: region(x * 2.0, cell), lambda x, cell: cell(x) * x)
+
+
+def test_the_place_in_which_one_call_writes_is_saved_in_another(alike):
+    """In a later step a write without a trace isn't told apart by the place alone."""
+
+    def body(x, last, writes):
+        if writes:
+            ops.assign(last, ops.stop_gradient(x) * 0.5)
+            return x * 3.0
+        return x * last
+
+    def block(region):
+        def run(x):
+            y = ops.tanh(x)
+            buffer = ops.ones((3, 4))
+            return region(y, y * 2.0, False) + region(y, buffer, True) * buffer
+
+        return run
+
+    alike(block, body, times=3)

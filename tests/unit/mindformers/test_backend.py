@@ -85,7 +85,7 @@ def test_its_wrappers_get_our_names_and_mindformers_context(fake, monkeypatch, m
         monkeypatch.setitem(sys.modules, package, ModuleType(package))
     monkeypatch.setitem(sys.modules, name, rules)
     wrappers = backend.wrappers("hyper_parallel")
-    assert wrappers.boundary("block", name="layers.0") == ("block", context)
+    assert wrappers.boundary("block", name="layers.0", early_stop=True) == ("block", context)
     kind, inner = wrappers.saved(lambda: 5, name="layers.0/gmm.up", save_output=None)
     assert kind == "saved"
     assert inner() == 5
