@@ -59,7 +59,7 @@ class _Named:
         if frame is not None and frame.replaying:
             frame.ending.here()
             frame.named += 1
-        elif frame is not None and observing.active is not None:
+        elif frame is not None and frame.inside is None and observing.active is not None:
             frame.invocation.named.append(self.name)
         return observing.plain(self.name, self.body, args, kwargs)
 

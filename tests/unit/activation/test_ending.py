@@ -211,10 +211,12 @@ def test_what_another_thread_saves_ends_nothing_there(replayed, steps):
 def test_replays_that_ended_before_a_region_are_counted_as_spared(steps, tensor):
     from mindspore import ops
 
-    from hp_memory.activation import checkpoint_wrapper, observe, region
+    from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper, observe, region
 
     add = region(lambda y: y + 1.0, name="add")
-    block = checkpoint_wrapper(lambda x: add(add(ops.silu(x))), early_stop=True)
+    saved = checkpoint_exclude_wrapper(lambda y: region(ops.tanh, name="part")(y), name="saved")
+    block = checkpoint_wrapper(lambda x: add(add(ops.silu(saved(x)))), early_stop=True)
     with observe() as seen:
         steps.run(block, tensor(3, 4))
     assert vars(seen.runs["add"]) == {"forward": 2, "body": 2, "replays": 0, "spared": 2}
+    assert vars(seen.runs["part"]) == {"forward": 1, "body": 1, "replays": 0, "spared": 0}
