@@ -11,7 +11,7 @@ from mindspore import nn
 
 from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper, region
 from hp_memory.errors import InstallError
-from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, LayerPlan
+from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, LayerPlan, refuse_offload
 from hp_memory.models.sites import BlockSites, Site
 
 How = Literal["boundary", "saved", "saved as one", "replayed", "named"]
@@ -98,6 +98,7 @@ def install(model: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites], 
     if digest != plan.fingerprint.digest:
         raise InstallError(f"the plan is for model {plan.fingerprint.digest}, this one is {digest}")
     work = [(block, _layer_plan(plan, block)) for block in blocks]
+    refuse_offload(plan, "nothing moves activations to the host yet")
     _refuse_shared_places(blocks)
     receipt = Receipt(plan.hash(), not_applied=dict(plan.fingerprint.absent))
     for block, layer in work:

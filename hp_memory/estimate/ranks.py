@@ -16,7 +16,7 @@ from hp_memory.estimate.times.job import Job, step_time
 from hp_memory.estimate.times.step import StepTime
 from hp_memory.estimate.tracing.record import LayerTrace, ModelTrace
 from hp_memory.estimate.workload import Workload, hidden_bytes
-from hp_memory.layout import ActivationPlan
+from hp_memory.layout import ActivationPlan, refuse_offload
 from hp_memory.pipeline.generate import generate
 from hp_memory.pipeline.schedule import Schedule
 from hp_memory.pipeline.settings import PipelineSettings
@@ -183,6 +183,7 @@ def estimate(
         settings: the assumptions.
         installed: also run every kind of layer with its plan installed, and compare.
     """
+    refuse_offload(plan, "the dry run doesn't model copies to the host yet")
     model_trace = trace(work)
     schedule = schedule_of(pipeline)
     chunks = chunks_of(pipeline, model_trace)

@@ -1,7 +1,7 @@
 """Regions, actions, layouts and plans: plain data, without MindSpore."""
 
 from hp_memory.layout.layout import Layout, make_layout
-from hp_memory.layout.plan import ActivationPlan, LayerPlan, ModelFingerprint, build_plan, from_dict
+from hp_memory.layout.plan import ActivationPlan, LayerPlan, ModelFingerprint, build_plan, from_dict, refuse_offload
 from hp_memory.layout.regions import ACTIONS, ALWAYS_SAVED, GROUPS, REGIONS, REGIONS_OF_KIND, expand
 from hp_memory.layout.settings import LayerOverride, LayoutSettings
 
@@ -21,4 +21,5 @@ __all__ = [
     "expand",
     "from_dict",
     "make_layout",
+    "refuse_offload",
 ]

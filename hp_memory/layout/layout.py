@@ -46,13 +46,18 @@ class Layout:
         """The regions among ``regions`` that backward runs again; without any the block needs no boundary."""
         return tuple(r for r in regions if self.action(r) == "recompute")
 
+    def offloads(self, regions: Sequence[str]) -> tuple[str, ...]:
+        """The regions among ``regions`` whose saved tensors wait on the host."""
+        return tuple(r for r in regions if self.action(r) == "offload")
+
     def in_words(self, regions: Sequence[str]) -> str:
         """One line that says what happens to each region of a block with these regions."""
-        replayed = self.replays(regions)
-        saved = [r for r in regions if r not in replayed]
+        replayed, moved = self.replays(regions), self.offloads(regions)
+        saved = [r for r in regions if self.action(r) == "save"]
+        move = f"; offload {', '.join(moved)}" if moved else ""
         if not replayed:
-            return "nothing is replayed, autograd keeps what it needs"
-        text = f"replay {', '.join(replayed)}; save {', '.join(saved)}"
+            return f"nothing is replayed, autograd keeps what it needs{move}"
+        text = f"replay {', '.join(replayed)}; save {', '.join(saved)}{move}"
         spans = "".join(f"; {s[0]} .. {s[-1]} excluded as one" for s in self.spans)
         kept = "; every saved output is kept" if self.keep_outputs else ""
         return text + spans + kept + ("" if self.early_stop else "; replays run to the end of the block")
@@ -67,36 +72,46 @@ def make_layout(
     keep_outputs: bool = False,
     early_stop: bool = True,
     path: str = "layout",
+    offload: Sequence[str] = (),
 ) -> Layout:
     """Builds a layout from what a config says, and refuses what contradicts itself.
 
     Raises:
         ConfigError: unknown action or region, an exception that repeats the default, a region named twice, a span that
-            isn't a run of saved regions, or a request to replay routing decisions or split sizes.
+            isn't a run of saved regions, or a request to replay or move routing decisions or split sizes.
     """
     if not name:
         raise ConfigError(f"{path}.name", name, "must not be empty: it identifies plans and reports")
     if default not in ACTIONS:
         raise ConfigError(f"{path}.default", default, "not an action", ACTIONS)
+    named = _exceptions(default, {"save": save, "recompute": recompute, "offload": offload}, path)
+    named.update(dict.fromkeys(ALWAYS_SAVED, "save"))
+    layout = Layout(name, default, named, (), keep_outputs, early_stop)
+    spans = tuple(_span(layout, ends, f"{path}.as_one[{i}]") for i, ends in enumerate(as_one))
+    _refuse_overlap(spans, path)
+    return replace(layout, spans=spans)
+
+
+def _exceptions(default: str, given: Mapping[Action, Sequence[str]], path: str) -> dict[str, Action]:
     named: dict[str, Action] = {}
-    given: tuple[tuple[Action, Sequence[str]], ...] = (("save", save), ("recompute", recompute))
-    for action, names in given:
+    for action, names in given.items():
         if names and action == default:
             raise ConfigError(f"{path}.{action}", list(names), f"has no effect: {action} is the default already")
         for i, entry in enumerate(names):
             for region in expand(entry, f"{path}.{action}[{i}]"):
                 if region in named:
                     raise ConfigError(f"{path}.{action}[{i}]", entry, f"names {region} a second time")
-                if region in ALWAYS_SAVED and action == "recompute":
-                    why = f"{region} is always saved: a replay could route otherwise"
+                if region in ALWAYS_SAVED and action != "save":
                     others = [r for r in expand(entry, path) if r not in ALWAYS_SAVED]
-                    raise ConfigError(f"{path}.{action}[{i}]", entry, why, others)
+                    raise ConfigError(f"{path}.{action}[{i}]", entry, _why_saved(region, action), others)
                 named[region] = action
-    named.update(dict.fromkeys(ALWAYS_SAVED, "save"))
-    layout = Layout(name, default, named, (), keep_outputs, early_stop)
-    spans = tuple(_span(layout, ends, f"{path}.as_one[{i}]") for i, ends in enumerate(as_one))
-    _refuse_overlap(spans, path)
-    return replace(layout, spans=spans)
+    return named
+
+
+def _why_saved(region: str, action: Action) -> str:
+    if action == "recompute":
+        return f"{region} is always saved: a replay could route otherwise"
+    return f"{region} is always saved: its choices are small, and the host reads them at once"
 
 
 def _span(layout: Layout, ends: Sequence[str], path: str) -> tuple[str, ...]:
@@ -108,7 +123,8 @@ def _span(layout: Layout, ends: Sequence[str], path: str) -> tuple[str, ...]:
         raise ConfigError(path, list(ends), "a span needs two regions or more, in the order of the forward", REGIONS)
     for region in span:
         if layout.action(region) != "save":
-            raise ConfigError(path, list(ends), f"{region} lies inside the span but is replayed")
+            done = "replayed" if layout.action(region) == "recompute" else "offloaded"
+            raise ConfigError(path, list(ends), f"{region} lies inside the span but is {done}")
     return span
 
 

@@ -14,7 +14,8 @@ from hp_memory.layout.layout import Layout, make_layout
 from hp_memory.layout.regions import ALWAYS_SAVED, GROUPS, Action, Kind, expand
 from hp_memory.layout.settings import LayerOverride, LayoutSettings
 
-SCHEMA = 2
+SCHEMA = 3
+_READ = (2, SCHEMA)  # 2 has no offload, and says the rest in the same way
 _EARLIER = {1: "its regions router, attention.qkv and shared_experts have been split since"}
 
 
@@ -58,6 +59,10 @@ class ActivationPlan:
     def regions(self, layer: int) -> tuple[str, ...]:
         """The regions of a layer, in forward order."""
         return self.fingerprint.regions[self.layers[layer].kind]
+
+    def offloads(self, layer: int) -> tuple[str, ...]:
+        """The regions of a layer whose saved tensors wait on the host."""
+        return self.layers[layer].layout.offloads(self.regions(layer))
 
     def in_words(self) -> str:
         """The plan layer by layer; layers that have the same layout share a line."""
@@ -108,9 +113,9 @@ def from_dict(data: Mapping[str, Any]) -> ActivationPlan:
         ConfigError: for data of another schema version.
     """
     schema = data.get("schema")
-    if schema != SCHEMA:
+    if schema not in _READ:
         why = _EARLIER.get(schema, "this version can't read it") if isinstance(schema, int) else "not a schema version"
-        raise ConfigError("plan.schema", schema, f"{why}; make the plan again from its layout", (SCHEMA,))
+        raise ConfigError("plan.schema", schema, f"{why}; make the plan again from its layout", _READ)
     mark = data["fingerprint"]
     fingerprint = ModelFingerprint(
         mark["family"],
@@ -137,6 +142,15 @@ def from_dict(data: Mapping[str, Any]) -> ActivationPlan:
     return ActivationPlan(fingerprint, layers)
 
 
+def refuse_offload(plan: ActivationPlan, why: str, path: str = "layout") -> None:
+    """Raises ConfigError for the first region that moves to the host: ``why`` says what can't do that."""
+    for layer in plan.layers:
+        moved = plan.offloads(layer.layer)
+        if moved:
+            where = f"{path}.default" if layer.layout.default == "offload" else f"{path}.offload"
+            raise ConfigError(where, moved[0], f"layer {layer.layer}: {why}", ("save", "recompute"))
+
+
 def build_plan(settings: LayoutSettings, fingerprint: ModelFingerprint, path: str = "layout") -> ActivationPlan:
     """The complete plan that a layout config means for one model.
 
@@ -150,8 +164,8 @@ def build_plan(settings: LayoutSettings, fingerprint: ModelFingerprint, path: st
     for i, override in enumerate(settings.layers):
         where = override.origin or f"{path}.layers[{i}]"
         chosen = select_layers(override.layers, fingerprint.kinds, f"{where}.layers")
-        if all(getattr(override, name) is None for name in ("default", "save", "recompute", "as_one")):
-            raise ConfigError(where, override.layers, "changes nothing", ("default", "save", "recompute", "as_one"))
+        if all(getattr(override, name) is None for name in ("default", *_LISTS)):
+            raise ConfigError(where, override.layers, "changes nothing", ("default", *_LISTS))
         layout, entries = _layout(settings, override, where)
         _refuse_unmatched(layout, entries, chosen, fingerprint, where)
         for layer in chosen:
@@ -189,6 +203,7 @@ def _refuse_covered(settings: LayoutSettings, said_at: Sequence[str], path: str)
 
 
 _Entries = dict[Action, Sequence[str]]
+_LISTS = ("save", "recompute", "offload", "as_one")
 
 
 def _layout(settings: LayoutSettings, override: LayerOverride | None, path: str) -> tuple[Layout, _Entries]:
@@ -200,16 +215,16 @@ def _layout(settings: LayoutSettings, override: LayerOverride | None, path: str)
 
     if override is None:
         name, default = settings.name, settings.default
-        save, recompute, as_one = settings.save, settings.recompute, settings.as_one
+        lists = {name: getattr(settings, name) for name in _LISTS}
     else:
         name, default = f"{settings.name}+{override.layers}", pick("default")
         # If an override changes the default, the base layout's exceptions no longer apply.
         fresh = override.default is not None and override.default != settings.default
-        save, recompute, as_one = (
-            (getattr(override, n) or []) if fresh else pick(n) for n in ("save", "recompute", "as_one")
-        )
-    layout = make_layout(name, default, save, recompute, as_one, settings.keep_outputs, settings.early_stop, path)
-    return layout, {"save": save, "recompute": recompute}
+        lists = {n: (getattr(override, n) or []) if fresh else pick(n) for n in _LISTS}
+    layout = make_layout(
+        name, default, **lists, keep_outputs=settings.keep_outputs, early_stop=settings.early_stop, path=path
+    )
+    return layout, {"save": lists["save"], "recompute": lists["recompute"], "offload": lists["offload"]}
 
 
 def _refuse_unmatched(

@@ -10,8 +10,8 @@ from typing import Literal
 
 from hp_memory.errors import ConfigError
 
-Action = Literal["recompute", "save"]
-ACTIONS: tuple[Action, ...] = ("recompute", "save")
+Action = Literal["recompute", "save", "offload"]
+ACTIONS: tuple[Action, ...] = ("recompute", "save", "offload")
 
 Kind = Literal["dense", "moe", "mtp"]
 KINDS: tuple[Kind, ...] = ("dense", "moe", "mtp")

@@ -17,6 +17,8 @@ class LayerOverride:
     """Replaces the base layout's saved regions; null keeps them, an empty list saves none."""
     recompute: list[str] | None = None
     """Replaces the base layout's replayed regions; null keeps them, an empty list replays none."""
+    offload: list[str] | None = None
+    """Replaces the base layout's offloaded regions; null keeps them, an empty list offloads none."""
     as_one: list[list[str]] | None = None
     """Replaces the base layout's spans; null keeps them."""
 
@@ -29,11 +31,13 @@ class LayoutSettings:
 
     name: str = "???"
     default: str = "???"
-    """``recompute`` (drop, replay in backward) or ``save`` (keep, don't replay)."""
+    """``recompute`` (drop, replay in backward), ``save`` (keep, don't replay) or ``offload`` (keep on the host)."""
     save: list[str] = field(default_factory=list)
-    """Regions (or groups of regions) to save where the default is ``recompute``."""
+    """Regions (or groups of regions) to save where the default is another action."""
     recompute: list[str] = field(default_factory=list)
-    """Regions (or groups) to replay where the default is ``save``."""
+    """Regions (or groups) to replay where the default is another action."""
+    offload: list[str] = field(default_factory=list)
+    """Regions (or groups) whose saved tensors wait on the host, and are back before their backward."""
     as_one: list[list[str]] = field(default_factory=list)
     """Spans of consecutive saved regions that are excluded by one wrapper, each given as ``[first, last]``."""
     keep_outputs: bool = False

@@ -14,7 +14,7 @@ from mindspore import nn
 
 from hp_memory.errors import InstallError
 from hp_memory.install import Receipt, Wrapped
-from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, Layout, ModelFingerprint, expand
+from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, Layout, ModelFingerprint, expand, refuse_offload
 from hp_memory.layout.regions import REGIONS
 from hp_memory.models.sites import BlockSites, Site
 
@@ -94,6 +94,7 @@ def apply(network: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites]) 
     """
     if any(getattr(cell, "compile_cache", None) for _, cell in network.cells_and_names()):
         raise InstallError("the network is compiled already: recompute settings would have no effect")
+    refuse_offload(plan, "a compiled graph moves data by HyperOffload's settings only (offload:)", "plan")
     work = [(block, plan.layers[block.layer].layout) for block in blocks]
     saved = {
         site.path: _primitives(site)

@@ -55,13 +55,16 @@ def as_settings(plan: ActivationPlan) -> LayoutSettings:
     overrides = []
     for (kind, default, actions, spans), ids in groups.items():
         regions = plan.fingerprint.regions[kind]
-        others = [r for r, action in zip(regions, actions, strict=True) if action != default and r not in ALWAYS_SAVED]
+        lists: dict[str, list[str]] = {}
+        for region, action in zip(regions, actions, strict=True):
+            if action != default and region not in ALWAYS_SAVED:
+                lists.setdefault(action, []).append(region)
         as_one = [[span[0], span[-1]] for span in spans]
         for chosen in format_layers(ids).split(", "):
-            if default == "recompute":
-                overrides.append(LayerOverride(chosen, default, save=others, as_one=as_one))
-            elif others or as_one:
-                overrides.append(LayerOverride(chosen, recompute=others, as_one=as_one))
+            if default != "save":
+                overrides.append(LayerOverride(chosen, default, **lists, as_one=as_one))
+            elif lists or as_one:
+                overrides.append(LayerOverride(chosen, **lists, as_one=as_one))
     keeps = any(layer.layout.keep_outputs for layer in plan.layers)
     stops = all(layer.layout.early_stop for layer in plan.layers)
     return LayoutSettings("plan", "save", layers=overrides, keep_outputs=keeps, early_stop=stops)

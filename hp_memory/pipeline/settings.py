@@ -28,6 +28,7 @@ class StageLayout:
     default: str | None = None
     save: list[str] | None = None
     recompute: list[str] | None = None
+    offload: list[str] | None = None
     as_one: list[list[str]] | None = None
 
 
@@ -204,7 +205,9 @@ def with_stage_layouts(layout: LayoutSettings, cfg: PipelineSettings, layers: in
             layer for chunk, rank in zip(chunks, cfg.placement, strict=True) if rank in ranks for layer in chunk
         )
         for first, last in split.runs(ids):
-            override = LayerOverride(f"{first}-{last}", stage.default, stage.save, stage.recompute, stage.as_one)
+            override = LayerOverride(
+                f"{first}-{last}", stage.default, stage.save, stage.recompute, stage.offload, stage.as_one
+            )
             override.origin = f"pipeline.layouts[{i}]"
             overrides.append(override)
     return replace(layout, layers=overrides)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hp_memory.errors import ConfigError
-from hp_memory.layout import ActivationPlan, LayerPlan
+from hp_memory.layout import ActivationPlan, LayerPlan, refuse_offload
 from hp_memory.layout.layers import format_layers
 from hp_memory.mindformers import names as names_of
 from hp_memory.mindformers.names import Use
@@ -25,6 +25,7 @@ def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[s
     Raises:
         ConfigError: naming the first thing that this version has no setting for.
     """
+    refuse_offload(plan, f"MindFormers {version} can't be told to move a region to the host, {HINT}", path)
     work = [(layer, _replayed(plan, layer)) for layer in plan.layers]
     work = [(layer, replayed) for layer, replayed in work if replayed]
     # A replayed block with exceptions; a saved block of which parts are replayed is the other kind.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hp_memory.errors import ConfigError
-from hp_memory.layout import ActivationPlan, LayoutSettings, expand
+from hp_memory.layout import ActivationPlan, LayoutSettings, expand, refuse_offload
 from hp_memory.layout.regions import ALWAYS_SAVED
 from hp_memory.mindformers import conflicts, names
 from hp_memory.mindformers.trainer_yaml import graph_settings, native_settings
@@ -53,6 +53,7 @@ def with_plan(reading: Reading, layout: LayoutSettings, plan: ActivationPlan, to
 
 
 def _graph(reading: Reading, layout: LayoutSettings, plan: ActivationPlan, to: str) -> str:
+    refuse_offload(plan, "a compiled graph moves data by HyperOffload's settings only")
     document, pipeline = reading.document, reading.spread.pipeline
     before = document.get("recompute_config", {})
     if to == CALLBACK_TARGET:

@@ -20,6 +20,7 @@ from hp_memory.layout import (
     expand,
     from_dict,
     make_layout,
+    refuse_offload,
 )
 from hp_memory.layout.layers import format_layers, select_layers
 from hp_memory.layout.regions import EXPERT_PATH, GROUPS
@@ -91,7 +92,12 @@ def test_a_span_may_be_told_by_groups():
 @pytest.mark.parametrize(
     ("kw", "why"),
     [
-        ({"default": "offload"}, "not an action"),
+        ({"default": "swap"}, "not an action"),
+        ({"save": ["gmm"], "offload": ["gmm.up"]}, r"offload\[0\]='gmm.up': names gmm.up a second time"),
+        ({"offload": ["router"]}, r"offload\[0\]='router': router.choose is always saved"),
+        ({"default": "offload", "offload": ["gmm"]}, "no effect"),
+        ({"offload": ["gmm"], "as_one": [["gmm.up", "gmm.down"]]}, "lies inside the span but is"),
+        ({"layers": [LayerOverride("dense", offload=["gmm"])]}, "no such region"),
         ({"save": ["gmm", "gmm.up"]}, "a second time"),
         ({"recompute": ["gmm"]}, "no effect"),
         ({"save": ["gmm"], "as_one": [["all2all.in", "gmm.up"]]}, "is replayed"),
@@ -140,6 +146,31 @@ def test_an_empty_list_is_not_unset():
 def test_a_new_default_starts_from_its_own_exceptions():
     plan = build_plan(settings(save=["gmm"], layers=[LayerOverride("1", default="save")]), MODEL)
     assert plan.layers[1].layout.replays(plan.regions(1)) == ()
+
+
+def test_regions_move_to_the_host_by_layer_and_group():
+    plan = build_plan(
+        settings(save=["all2all"], offload=["gmm", "attention.core"], layers=[LayerOverride("3", offload=[])]), MODEL
+    )
+    assert plan.offloads(1) == ("attention.core", "gmm.up", "gmm.down")
+    assert plan.offloads(0) == ("attention.core",)
+    assert plan.offloads(3) == ()
+    assert "offload attention.core, gmm.up, gmm.down" in plan.in_words()
+    assert from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    with pytest.raises(ConfigError, match=r"layout\.offload='attention\.core': layer 0: can't") as error:
+        refuse_offload(plan, "can't")
+    assert error.value.accepted == ["save", "recompute"]
+
+
+def test_an_offload_of_everything_still_saves_the_choice_of_experts():
+    plan = build_plan(settings(default="offload", recompute=["mlp.act"]), MODEL)
+    assert plan.layers[0].layout.replays(plan.regions(0)) == ("mlp.act",)
+    assert set(plan.regions(1)) - set(plan.offloads(1)) == set(ALWAYS_SAVED)
+
+
+def test_a_plan_from_before_offload_is_read():
+    plan = build_plan(settings(save=["gmm"]), MODEL)
+    assert from_dict({**plan.to_dict(), "schema": 2}) == plan
 
 
 def test_absent_regions_are_said_and_a_layout_of_only_those_is_refused():
