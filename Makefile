@@ -53,7 +53,7 @@ test-mindformers-2.1: .venv/ready
 	$(RUN)/python -m pytest --override-ini addopts='$(ALL)' tests/mindformers_2_1
 
 test-nightly: .venv/ready
-	HYPOTHESIS_PROFILE=nightly $(RUN)/python -m pytest tests/unit
+	HYPOTHESIS_PROFILE=nightly HP_MEMORY_LAYOUTS=all $(RUN)/python -m pytest tests/unit
 	$(RUN)/python -m tests.fuzz --programs 5000
 
 pipeline-matrix: .venv/ready
