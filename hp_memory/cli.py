@@ -11,6 +11,7 @@ from hp_memory.errors import ConfigError, HPMemoryError
 COMMANDS = {
     "train": "train the reference model, or MindFormers with our callback",
     "compare": "train the same steps under several layouts: equal numbers, memory and time",
+    "calibrate": "time every region on this device, for the step's time of dry runs",
     "dryrun": "full-size memory per stage and region on the meta device",
     "search": "the cheapest plan that fits a budget",
     "offload": "HyperOffload plan, advice, timeline or check of a graph",

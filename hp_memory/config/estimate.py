@@ -10,6 +10,7 @@ from omegaconf import MISSING
 
 from hp_memory.errors import ConfigError
 from hp_memory.layout import REGIONS
+from hp_memory.runs.region_times import read_times
 
 # A layout of this name stands for what the file of `yaml` says.
 OF_YAML = "yaml"
@@ -61,6 +62,8 @@ class DeviceSettings:
     """Bytes per second that one rank reaches in an all-to-all; taken for the other collectives and messages too."""
     communicator_buffer: str = "200MiB"
     """What one communicator allocates per direction (HCCL_BUFFSIZE); twice this per communicator."""
+    times: str | None = None
+    """A file of ``hp-memory calibrate``: what each region really took, which corrects what these speeds say."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each figure is from, for whoever reads the result."""
 
@@ -75,7 +78,9 @@ class DeviceSettings:
             raise ConfigError(
                 f"{path}.teraflops", self.teraflops, f"is above {path}.peak_teraflops={self.peak_teraflops:g}"
             )
-        own = [f.name for f in fields(self) if f.name not in ("name", "sources")]
+        if self.times is not None:
+            read_times(self.times, f"{path}.times")
+        own = [f.name for f in fields(self) if f.name not in ("name", "times", "sources")]
         for name in self.sources:
             if name not in own:
                 raise ConfigError(f"{path}.sources.{name}", self.sources[name], "no such figure", own, meant=name)

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from hp_memory.config.estimate import DryrunFields, SearchFields
+from hp_memory.config.estimate import DryrunFields, EstimateSettings, SearchFields
 from hp_memory.errors import ConfigError
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import LayoutSettings
@@ -63,6 +63,16 @@ class CompareConfig(HPConfig):
     """Steps whose losses, gradients and parameters are compared bit for bit."""
     timed_steps: int = 6
     """Further steps that are timed, layouts alternating step by step."""
+
+
+@dataclass
+class CalibrateConfig(HPConfig):
+    """``hp-memory calibrate``: what each region takes on this device, for dry runs and searches."""
+
+    estimate: EstimateSettings = field(default_factory=EstimateSettings)
+    """The model that the measured times are compared with."""
+    repeats: int = 20
+    """How often each region is run; its median counts."""
 
 
 @dataclass
@@ -119,6 +129,7 @@ SCHEMAS: dict[str, type] = {
     "layout_only": LayoutOnly,
     "train": HPConfig,
     "compare": CompareConfig,
+    "calibrate": CalibrateConfig,
     "launch": HPConfig,
     "doctor": HPConfig,
     "dryrun": DryrunConfig,

@@ -69,6 +69,9 @@ UNREAD: tuple[Unread, ...] = (
     Unread("compare", ("layout",), "compare takes its layouts by name: layouts=[none,full]"),
     Unread("compare", ("train.steps",), "compare runs `steps` compared and `timed_steps` timed steps"),
     Unread("compare", _CHECKPOINTS, "compare writes and reads no checkpoints and validates nothing"),
+    Unread("calibrate", ("layout",), "every region is timed, whatever is saved"),
+    Unread("calibrate", ("train.steps", *_CHECKPOINTS), "calibrate trains nothing"),
+    Unread("calibrate", ("data",), "calibrate draws its own tokens"),
     Unread("pipeline", ("layout",), "a schedule is shown without layout", _shows),
     Unread(
         "pipeline",

@@ -19,7 +19,7 @@ from hp_memory.models.settings import REFERENCE
 from hp_memory.runs import hyper_parallel
 from hp_memory.runs.hyper_parallel import State
 
-TRAINS = ("train", "compare")
+TRAINS = ("train", "compare", "calibrate")
 ESTIMATES = ("dryrun", "search")
 EVERY = (*TRAINS, "pipeline", "export", *ESTIMATES)
 
@@ -64,6 +64,9 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         ("compare",), "engine", _on("mindformers"), "layouts are compared on the reference model", ("reference",)
+    ),
+    Refusal(
+        ("calibrate",), "engine", _on("mindformers"), "regions are timed on the reference model", ("reference",)
     ),
     Refusal(
         ("pipeline",), "engine", _on("mindformers"), "the regression runs the reference model", ("reference",)

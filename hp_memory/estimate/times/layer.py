@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 
 from hp_memory.config.estimate import DeviceSettings
-from hp_memory.estimate.times.operations import seconds
+from hp_memory.estimate.times.measured import corrected, unmodelled
 from hp_memory.estimate.tracing.record import BARE, EXCHANGE, LayerTrace, Op
 
 
@@ -56,7 +56,7 @@ NOTHING = LayerTime(Work(), Work(), Work())
 
 def work_of(trace: LayerTrace, op: Op, device: DeviceSettings) -> Work:
     """One operation's seconds, under what it is."""
-    took = seconds(trace, op, device)
+    took = corrected(trace, op, device)
     if op.name != EXCHANGE:
         return Work(compute=took)
     return Work(experts=took) if trace.kind in ("moe", "mtp") and _of_experts(op.region) else Work(parallel=took)
@@ -79,7 +79,7 @@ def _plain(trace: LayerTrace, device: DeviceSettings) -> LayerTime:
     key = f"seconds on {device}"
     if key not in trace.memo:
         weights = weight_operations(trace)
-        parts = {"forward": Work(), "dx": Work(), "dw": Work()}
+        parts = {"forward": Work(sum(unmodelled(trace, device).values())), "dx": Work(), "dw": Work()}
         for i, op in enumerate(trace.ops):
             name = op.phase if op.phase == "forward" else "dw" if i in weights else "dx"
             parts[name] += work_of(trace, op, device)
@@ -91,7 +91,7 @@ def replay_work(trace: LayerTrace, device: DeviceSettings) -> dict[str, Work]:
     """What one replay of each region takes, and of the operations between them (``BARE``)."""
     key = f"replay on {device}"
     if key not in trace.memo:
-        found: dict[str, Work] = {BARE: Work()}
+        found = {BARE: Work()} | {region: Work(took) for region, took in unmodelled(trace, device).items()}
         for op in trace.of_phase("forward"):
             found[op.region] = found.get(op.region, Work()) + work_of(trace, op, device)
         trace.memo[key] = found

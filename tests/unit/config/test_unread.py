@@ -29,6 +29,8 @@ def test_every_unread_key_is_one_of_its_commands_config():
     [
         ("compare", ["train.save_every=5"], "no checkpoints"),
         ("compare", ["train.steps=5"], "timed_steps"),
+        ("calibrate", ["train.steps=5"], "trains nothing"),
+        ("calibrate", ["layout=full"], "every region is timed"),
         ("pipeline", ["train.steps=5"], "trains nothing"),
         ("pipeline", ["seed=5"], "matrix.seed"),
         ("pipeline", ["picture=x.png"], "show=true"),

@@ -18,6 +18,7 @@ PIPELINE = ("parallel.pipeline=2", "pipeline.stages=2", "pipeline.microbatches=4
 CASES = [
     ("launch.task", "starts other programs", ["launch.task=[x.py]"]),
     ("engine", "compared on the reference model", ["recipe=tiny_deepseek_v3"]),
+    ("engine", "timed on the reference model", ["recipe=tiny_deepseek_v3"]),
     ("engine", "regression runs the reference model", ["recipe=tiny_deepseek_v3"]),
     ("engine", "'deepseek_v3'", ["recipe=tiny_deepseek_v3", "engine=reference"]),
     ("engine", "'reference'", ["recipe=tiny_moe", "engine=mindformers"]),
