@@ -1,6 +1,9 @@
 """Host cost of checkpoints and excluded regions, measured in pairs: all modes alternate step by step in one process.
 
-    python benchmarks/activation_overhead.py --out overhead.json
+    python benchmarks/activation_overhead.py --out overhead.json --asynchronous
+
+With ``--asynchronous`` kernels are dispatched as in a training run, and it is measured too how far the host runs ahead:
+the share of a forward's time to its result that is left when the call returns.
 
 Only the paired ratios mean something on a shared machine; they are given as median and quartiles. Beside the wall clock
 stands the processor time of the thread that runs Python, which other processes disturb less.
@@ -97,6 +100,18 @@ def one_step(cells: list[nn.Cell], weights: tuple, x: ms.Tensor) -> dict[str, fl
     return {name: clock() - began[name] for name, clock in CLOCKS.items()}
 
 
+def ahead(cells: list[nn.Cell], x: ms.Tensor) -> float:
+    """The share of a forward's time to its result that is left when the call returns."""
+    executor.sync()
+    began, out = time.perf_counter(), x
+    for cell in cells:
+        out = cell(out)
+    returned = time.perf_counter()
+    executor.sync()
+    done = time.perf_counter()
+    return (done - returned) / (done - began)
+
+
 def quartiles(values: list[float]) -> dict[str, float]:
     low, middle, high = statistics.quantiles(values, n=4)
     return {"median": middle, "q25": low, "q75": high}
@@ -122,13 +137,16 @@ def compare(rows: int, width: int, blocks: int, pairs: int, inner: int = 1) -> d
     """By clock: microseconds per block of each mode, and the paired ratios."""
     x = ms.Tensor(np.random.RandomState(0).randn(rows, width).astype(np.float32))
     x.requires_grad_()
-    found = {}
-    for clock, times in in_turns({mode: stack(mode, width, blocks) for mode in MODES}, x, pairs, inner).items():
+    found: dict = {}
+    stacks = {mode: stack(mode, width, blocks) for mode in MODES}
+    for clock, times in in_turns(stacks, x, pairs, inner).items():
         ratios = {(a, b): [s / t for s, t in zip(times[a], times[b], strict=True)] for a, b in PAIRS}
         found[clock] = {
             "microseconds per block": {m: quartiles([t / blocks * 1e6 for t in v]) for m, v in times.items()},
             "ratios": {f"{a} / {b}": quartiles(values) for (a, b), values in ratios.items()},
         }
+    shares = [{mode: ahead(cells, x) for mode, (cells, _) in stacks.items()} for _ in range(pairs)]
+    found["host ahead"] = {mode: quartiles([share[mode] for share in shares]) for mode in stacks}
     return found
 
 
@@ -190,13 +208,15 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=30, help="measured pairs per block (at least 30 mean something)")
     parser.add_argument("--blocks", type=int, help="stack this many instead, on a machine that is slow or busy")
     parser.add_argument("--only", choices=tuple(BLOCKS), action="append", help="measure these blocks only")
+    parser.add_argument("--asynchronous", action="store_true", help="don't wait for each kernel")
     parser.add_argument("--out", help="write the figures to this JSON file")
     options = parser.parse_args()
     ms.set_device("CPU")
-    ms.runtime.launch_blocking()
+    if not options.asynchronous:
+        ms.runtime.launch_blocking()
     ms.set_context(runtime_num_threads=1)
     executor.set_grad_flag(True)
-    found: dict = {"pairs": options.pairs, "mindspore": ms.__version__, "blocks": {}}
+    found: dict = {"pairs": options.pairs, "mindspore": ms.__version__, "load": os.getloadavg(), "blocks": {}}
     for name in options.only or BLOCKS:
         rows, width, blocks, _ = BLOCKS[name]
         found["blocks"][name] = compare(rows, width, options.blocks or blocks, options.pairs)

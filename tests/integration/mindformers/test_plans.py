@@ -98,6 +98,17 @@ def test_saving_more_holds_more(results):
     assert held["full"] < held["op_exclude"] <= held["chain_exclude"] < held["none"]
 
 
+def test_full_holds_no_more_than_their_own_full_recompute_with_topk_saved(results):
+    held = results["recomputes"]["held"]
+    assert held["full"] <= held["theirs"] * 1.05  # of a resident set, which the allocator rounds
+    assert held["theirs"] < held["none"] / 3
+
+
+def test_replays_of_their_blocks_end_early(results):
+    for layout, (whole, early) in results["recomputes"]["operations"].items():
+        assert early <= whole - 2 * 2, layout  # the additions of both blocks' residuals at least
+
+
 def test_what_cannot_apply_is_in_the_receipt(results):
     receipt = results["deepseek_v3"]["op_exclude"]["report"]["receipts"][0]
     assert "parallel.expert=1" in receipt["not_applied"]["all2all.in"]
