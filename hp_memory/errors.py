@@ -85,3 +85,7 @@ class ScheduleError(HPMemoryError):
 
 class SessionError(HPMemoryError):
     """A split backward or a recompute session used out of order: dw before dx, a third use, one left open."""
+
+
+class HostCopyError(HPMemoryError):
+    """A copy between device and host failed, or a tensor was written while it was copied."""

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import mindspore as ms
 from mindspore import nn
 
-from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper, region
+from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper, offload_wrapper, region
 from hp_memory.errors import InstallError
-from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, LayerPlan, refuse_offload
+from hp_memory.host.settings import HostSettings
+from hp_memory.host.window import Window
+from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, LayerPlan
 from hp_memory.models.sites import BlockSites, Site
 
-How = Literal["boundary", "saved", "saved as one", "replayed", "named"]
-_MARK = "_hp_memory_receipt"
+How = Literal["boundary", "saved", "saved as one", "offloaded", "replayed", "named"]
+_MARK, _WINDOW = "_hp_memory_receipt", "_hp_memory_window"
 
 
 @dataclass(frozen=True)
 class Wrappers:
     """What a place is wrapped with; called with the target and ``name=``.
 
-    ``boundary`` is given ``early_stop=`` too, and ``saved`` ``save_output=``.
+    ``boundary`` is given ``early_stop=`` too, ``saved`` and ``offloaded`` ``save_output=``, and ``offloaded`` the
+    ``window=`` of the model.
     """
 
     boundary: Callable[..., Any] = checkpoint_wrapper
     saved: Callable[..., Any] = checkpoint_exclude_wrapper
     named: Callable[..., Any] = region
+    offloaded: Callable[..., Any] = offload_wrapper
 
 
 NATIVE = Wrappers()
@@ -63,7 +68,7 @@ class Receipt:
 
     def in_words(self) -> str:
         """One line: the counts, then what could not apply."""
-        kinds: tuple[How, ...] = ("boundary", "saved", "saved as one", "replayed", "named")
+        kinds: tuple[How, ...] = ("boundary", "saved", "saved as one", "offloaded", "replayed", "named")
         counts = ", ".join(f"{self.count(k)} {k}" for k in kinds if self.count(k))
         absent = "".join(f"; no {name}: {why}" for name, why in self.not_applied.items())
         return f"plan {self.plan_hash}: wrapped {len(self.wrapped)} places ({counts}){absent}"
@@ -73,7 +78,13 @@ class Receipt:
         return asdict(self)
 
 
-def install(model: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites], wrappers: Wrappers = NATIVE) -> Receipt:
+def install(
+    model: nn.Cell,
+    plan: ActivationPlan,
+    blocks: Sequence[BlockSites],
+    wrappers: Wrappers = NATIVE,
+    host: HostSettings | None = None,
+) -> Receipt:
     """Applies ``plan`` to ``model`` in place.
 
     Everything is checked before the first change, so that a refusal leaves the model as it was.
@@ -83,6 +94,7 @@ def install(model: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites], 
         plan: made for this model's fingerprint; a pipeline stage may hold only some of its layers.
         blocks: the region map: where each block and each of its regions is.
         wrappers: other wrappers than this package's own, or these with further options.
+        host: how the plan's offloaded regions use the host; None for the defaults.
 
     Raises:
         InstallError: a second installation, a block the plan doesn't know, or a region without a place to wrap.
@@ -98,18 +110,27 @@ def install(model: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites], 
     if digest != plan.fingerprint.digest:
         raise InstallError(f"the plan is for model {plan.fingerprint.digest}, this one is {digest}")
     work = [(block, _layer_plan(plan, block)) for block in blocks]
-    refuse_offload(plan, "nothing moves activations to the host yet")
     _refuse_shared_places(blocks)
     receipt = Receipt(plan.hash(), not_applied=dict(plan.fingerprint.absent))
+    window = None
+    if any(plan.offloads(layer.layer) for _, layer in work):
+        window = Window.of(host or HostSettings())
+        wrappers = replace(wrappers, offloaded=partial(wrappers.offloaded, window=window))
     for block, layer in work:
         receipt.wrapped += _install_block(block, layer, wrappers)
     object.__setattr__(model, _MARK, receipt)
+    object.__setattr__(model, _WINDOW, window)
     return receipt
 
 
 def receipt_of(model: nn.Cell) -> Receipt | None:
     """The receipt of the plan installed in ``model``, or None."""
     return getattr(model, _MARK, None)
+
+
+def window_of(model: nn.Cell) -> Window | None:
+    """Where the offloaded regions of ``model`` wait for backward; None without a plan that has any."""
+    return getattr(model, _WINDOW, None)
 
 
 def _layer_plan(plan: ActivationPlan, block: BlockSites) -> LayerPlan:
@@ -167,20 +188,24 @@ def _how(site: Site, plan: LayerPlan, boundary: bool, merged: Sequence[Site]) ->
     """How a site is wrapped; None for a site over several regions that isn't excluded as one."""
     if len(site.regions) > 1:
         return "saved as one" if site in merged else None
+    action = plan.layout.action(site.regions[0])
+    if action == "offload":
+        return "offloaded"
     if not boundary or any(site.regions[0] in m.regions for m in merged):
         return "named"
-    return "saved" if plan.layout.action(site.regions[0]) == "save" else "replayed"
+    return "saved" if action == "save" else "replayed"
 
 
 def _wrap(site: Site, plan: LayerPlan, how: How, wrappers: Wrappers) -> None:
     regions = site.regions[0] if len(site.regions) == 1 else f"{site.regions[0]}..{site.regions[-1]}"
     name = f"layers.{plan.layer}/{regions}"
     target = getattr(site.owner, site.attr)
-    if how in ("saved", "saved as one"):
+    if how in ("saved", "saved as one", "offloaded"):
         # None lets the wrapper find out by itself whether a replay reads the output. Routing decisions and split sizes
         # are read on the host, which it can't see, and are kept in any case.
         keep = True if plan.layout.keep_outputs or set(site.regions) & set(ALWAYS_SAVED) else None
-        _replace(site.owner, site.attr, wrappers.saved(target, name=name, save_output=keep))
+        wrap = wrappers.offloaded if how == "offloaded" else wrappers.saved
+        _replace(site.owner, site.attr, wrap(target, name=name, save_output=keep))
     else:
         _replace(site.owner, site.attr, wrappers.named(target, name=name))
 

@@ -15,6 +15,7 @@ from hp_memory.activation.wrappers import (
     checkpoint_exclude_wrapper,
     checkpoint_wrapper,
     findings,
+    offload_wrapper,
     region,
 )
 
@@ -30,6 +31,7 @@ __all__ = [
     "findings",
     "is_recomputing",
     "observe",
+    "offload_wrapper",
     "region",
     "report",
 ]

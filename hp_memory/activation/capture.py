@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mindspore import Parameter, Tensor, nn
 
-from hp_memory.activation import marks, native, observing
+from hp_memory.activation import marks, moving, native, observing
 from hp_memory.activation.frames import Frame
 from hp_memory.activation.geometry import view_of
 from hp_memory.activation.recipes import Copy, OfParameter, Slot, View
@@ -65,6 +65,8 @@ class Capture:
         self.frame = frame
         self.region = region
         self.invocation = frame.invocation
+        self.remakes = region.remake_inputs and frame.invocation is not None
+        self.moved: list[moving.Moved] = []
         self.findings: list[Finding] | None = [] if frame.watch is not None else None
         self.marks: list[_Mark] = []
         self.foreign: set[tuple] = set()
@@ -83,7 +85,7 @@ class Capture:
                 continue
             slot = None
             # A replay doesn't run the region that made this one: it has to be kept here. So its record needn't be.
-            if self.region.remake_inputs and marks.produced(tensor, self.invocation.token) is None:
+            if self.remakes and marks.produced(tensor, self.invocation.token) is None:
                 slot = Slot(self.invocation, 0)
                 mark = _Mark(self, slot, tensor._version)
                 self.marks.append(mark)
@@ -106,10 +108,11 @@ class Capture:
         for mark in self.marks:
             mark.capture = mark.slot = None
         self.storages = self.nodes = self.frame = self.invocation = None
-        self.inputs, self.parameters = {}, []
+        self.inputs, self.parameters, self.moved = {}, [], []
 
     def settle(self) -> None:
-        """The body ended well: what it was seen to save is what to look for next time."""
+        """The body ended well: what it was seen to save is what to look for next time, and what moves starts to."""
+        moving.launch(self.region.window, self.moved)
         self.region.settle_parameters()
         self.region.foreign |= self.foreign
         if self.findings is not None:
@@ -212,6 +215,10 @@ class Capture:
 
     def _keep(self, tensor: Tensor) -> Any:
         self.frame.guarded.append((tensor, tensor._version, self.region, "a tensor saved by the body"))
+        moved = moving.offered(self.region.window, tensor, self.region.name)
+        if moved is not None:
+            self.moved.append(moved)
+            return self._note(moved, tensor, "moves to the host")
         observation = observing.active
         if observation is None and self.findings is None:
             return native.detached(tensor)
@@ -225,7 +232,7 @@ class Capture:
     def _reason(self, tensor: Tensor) -> str:
         storage = tensor.untyped_storage().data_ptr()
         inputs = (item.tensor.untyped_storage().data_ptr() for item in self.inputs.values())
-        if not self.region.remake_inputs and storage in inputs:
+        if not self.remakes and storage in inputs:
             return "input not rebuildable"
         node = tensor._grad_node
         return "backend copied it" if node is not None and node.name() == "Contiguous" else "saved for backward"

@@ -16,19 +16,27 @@ from hp_memory.activation.records import Binding, Parts, Passed, Record, without
 from hp_memory.activation.trees import Path, resolve, spell
 from hp_memory.activation.writing import Given
 from hp_memory.errors import ReplayError
+from hp_memory.host.window import Window
 
 
 class Region:
     """An excluded region: its body and what was asked of it. The records of every invocation point here."""
 
     def __init__(
-        self, body: Callable, owner: nn.Cell | None, name: str, save_output: bool | None, remake_inputs: bool
+        self,
+        body: Callable,
+        owner: nn.Cell | None,
+        name: str,
+        save_output: bool | None,
+        remake_inputs: bool,
+        window: Window | None = None,
     ) -> None:
         self.body = body
         self.owner = owner
         self.name = name
         self.save_output = save_output
         self.remake_inputs = remake_inputs
+        self.window = window  # where what it saves waits for backward; None keeps it on the device
         self.findings: list[Finding] = []
         self.blind: set[Path] = set()  # inputs that the body was seen to write, maybe without a trace on the tensor
         self.foreign: set[tuple] = set()  # see Capture._of_storage
@@ -38,7 +46,8 @@ class Region:
         """As this thread's frame asks: the body outside checkpoints and in a forward, the record in a replay."""
         frame = frames.current()
         if frame is None:
-            return observing.plain(self.name, self.body, args, kwargs)
+            moves = self.window is not None and native.recording()
+            return _alone(self, args, kwargs) if moves else observing.plain(self.name, self.body, args, kwargs)
         if frame.replaying:
             return _replayed(frame, self, args, kwargs)
         if observing.active is not None:
@@ -58,6 +67,23 @@ class Region:
     def settle_parameters(self) -> None:
         if self._used is None:
             self._used = {}
+
+
+def _alone(region: Region, args: tuple, kwargs: dict) -> Any:
+    """Runs an offloaded region outside every checkpoint: what it saves moves, and nothing is replayed."""
+    if observing.active is not None:
+        observing.active.called(region.name)
+    frame = frames.Frame(None, replaying=False)
+    capture = Capture(frame, region, args, kwargs)
+    try:
+        with native.hooks(capture.pack, unpack):
+            out = region.body(*args, **kwargs)
+        frames.check_unwritten(frame.guarded)
+        capture.settle()
+    finally:
+        capture.close()
+        frame.guarded.clear()
+    return out
 
 
 def _saved(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> Any:

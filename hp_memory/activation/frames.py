@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from hp_memory.errors import ReplayError
+
 if TYPE_CHECKING:
     from hp_memory.activation.elision import Course
     from hp_memory.activation.ending import Ending
     from hp_memory.activation.shading import Shade
     from hp_memory.activation.watching import Watch
-    from hp_memory.errors import ReplayError
 
 
 class Frame:
@@ -85,3 +86,13 @@ def is_recomputing() -> bool:
     """True while this thread replays a checkpointed call; False in the forward and outside checkpoints."""
     frame = _stack.frame
     return frame is not None and frame.replaying
+
+
+def check_unwritten(guarded: list) -> None:
+    """Raises for what was written after a region saved it; ``guarded`` is a frame's."""
+    for tensor, version, region, what in guarded:
+        if tensor._version != version:
+            raise ReplayError(
+                f"{what} of excluded region {region.name} was written in place after it was saved; "
+                "clone it before the write, or don't exclude this region"
+            )

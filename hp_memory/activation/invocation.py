@@ -92,8 +92,10 @@ class Invocation(native.RecomputeHandle):
                 elision.learn(frame.watch, self.records, plan, frame.outputs)
             else:
                 frame.course.end()
-            _check_unwritten([*frame.guarded, *frame.outputs.values()])
+            frames.check_unwritten([*frame.guarded, *frame.outputs.values()])
             _check_unchanged(frame.shared)
+            for index, record in enumerate(self.records):
+                record.move({leaf: out[0] for (i, leaf), out in frame.outputs.items() if i == index})
         finally:
             frames.leave(before)
             # These hold the graph, which holds the hooks, which hold the frame.
@@ -265,15 +267,6 @@ class Invocation(native.RecomputeHandle):
 
 def _shapes(out: Any) -> list:
     return [(tensor.shape, tensor.dtype) for _, tensor in call_tensors((out,), {})]
-
-
-def _check_unwritten(guarded: list) -> None:
-    for tensor, version, region, what in guarded:
-        if tensor._version != version:
-            raise ReplayError(
-                f"{what} of excluded region {region.name} was written in place after it was saved; "
-                "clone it before the write, or don't exclude this region"
-            )
 
 
 def _check_unchanged(shared: list) -> None:

@@ -19,6 +19,7 @@ from mindspore import Tensor
 from hp_memory.activation import native
 from hp_memory.activation.distributed import Part
 from hp_memory.activation.frames import is_recomputing
+from hp_memory.host.ticket import Ticket
 
 REASONS = (
     "saved for backward",
@@ -26,8 +27,12 @@ REASONS = (
     "backend copied it",
     "block input",
     "output kept for replay",
+    "not on the host",
 )
-"""Why a storage is held; of several reasons for one storage the first in this order is reported."""
+"""Why a storage is held; of several reasons for one storage the first in this order is reported.
+
+``not on the host``: of an offloaded region, and its copy out isn't complete, or it is back.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,16 @@ class Observation:
         """What lives at this moment, also during and after backwards: an entry per saving, parameters included."""
         return (held for ref, held in self._entries if held.nbytes and ref() is not None)
 
+    def moved(self, ticket: Ticket, tensor: Tensor, region: str) -> None:
+        """Notes that ``tensor`` is held whenever its ticket says that the device holds it."""
+        known = weakref.ref(ticket)
+
+        def present() -> Ticket | None:
+            found = known()
+            return found if found is not None and found.on_device else None
+
+        self._entries.append((present, self._held(tensor, region, "not on the host")))
+
     def _without_parameters(self) -> list[Held]:
         excluded = native.parameter_storages()
         found: dict[int, Held] = {}
@@ -119,13 +134,17 @@ class Observation:
 
     def keep(self, tensor: Tensor, region: str, reason: str) -> _Token:
         """Notes that ``tensor`` is held from now on, as long as the returned token lives."""
-        token, storage = _Token(), tensor.untyped_storage()
+        token = _Token()
+        self._entries.append((weakref.ref(token), self._held(tensor, region, reason)))
+        return token
+
+    @staticmethod
+    def _held(tensor: Tensor, region: str, reason: str) -> Held:
+        storage = tensor.untyped_storage()
         if tensor.size and not storage.data_ptr():
             raise RuntimeError("tensors on the meta device have no storage to observe; the dry run counts those")
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).lower()
-        held = Held(region, "MEASURED", shape, dtype, storage.nbytes(), storage.data_ptr(), reason)
-        self._entries.append((weakref.ref(token), held))
-        return token
+        return Held(region, "MEASURED", shape, dtype, storage.nbytes(), storage.data_ptr(), reason)
 
 
 class _Labels(threading.local):

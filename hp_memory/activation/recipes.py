@@ -12,6 +12,7 @@ from mindspore import nn, ops
 
 from hp_memory.activation import native, observing
 from hp_memory.activation.geometry import Flat, Slices
+from hp_memory.activation.moving import Moved
 from hp_memory.activation.writing import standing_alone
 from hp_memory.errors import ReplayError
 
@@ -112,7 +113,7 @@ def _elements(shape: tuple) -> int:
     return count
 
 
-_RECIPES = frozenset({Slot, View, Copy, OfParameter})
+_RECIPES = frozenset({Slot, View, Copy, OfParameter, Moved})
 
 
 def unpack(packed: Any) -> Any:

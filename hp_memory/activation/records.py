@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindspore import Parameter, Tensor, nn
 
-from hp_memory.activation import native, observing, random_state
+from hp_memory.activation import moving, native, observing, random_state
 from hp_memory.activation.distributed import Part, can_be_made_again
 from hp_memory.activation.frames import Frame
 from hp_memory.activation.shading import StandIn
@@ -60,7 +60,7 @@ class Record:
         self.bindings = bindings
         self.tree = parts.tree  # the output with a Leaf for each tensor
         self.faces = parts.faces
-        self.values = values  # of the leaves: a tensor, the Part of a distributed one, Passed, or a StandIn
+        self.values = values  # of the leaves: a tensor, the Part of a distributed one, Moved, Passed, or a StandIn
         self.writes: list[Write] = []
         self.notes = parts.notes  # attributes that the body gave to its inputs
         self.rng = random_state.here()  # where the body left the generator
@@ -83,6 +83,21 @@ class Record:
             self.values[leaf] = without_graph(output)
             self.tokens = observing.kept_outputs(self.values, self.region.name)
 
+    def move(self, outputs: dict[int, Tensor]) -> None:
+        """Sends the outputs that a replay needs to the host, if that is where this region waits.
+
+        Args:
+            outputs: by leaf, as the region returned them: another reader may have sent one there already.
+        """
+        window = self.region.window
+        if window is None:
+            return
+        for leaf, value in enumerate(self.values):
+            if isinstance(value, Tensor):
+                self.values[leaf] = moving.offered(window, outputs.get(leaf, value), self.region.name) or value
+        moving.launch(window, self.values)
+        self.tokens = observing.kept_outputs(self.values, self.region.name)
+
     def hand_out(self, frame: Frame, args: tuple, kwargs: dict) -> Any:
         """The output for a replay, in new containers, after what the body did to its arguments."""
         for write in self.writes:
@@ -104,7 +119,7 @@ class Record:
             return value.lend(frame, self.region)
         if isinstance(value, Passed):
             return resolve(value.path, args, kwargs)
-        if isinstance(value, Part):
+        if isinstance(value, (Part, moving.Moved)):
             return value.lend()
         # A new object each time: what one replay puts on it isn't for the next.
         return without_graph(value)

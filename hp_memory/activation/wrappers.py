@@ -16,6 +16,7 @@ from hp_memory.activation.capture import Finding, owner_of
 from hp_memory.activation.graph_mode import UncompilableCallable
 from hp_memory.activation.invocation import Invocation
 from hp_memory.errors import ReplayError
+from hp_memory.host.window import Window
 
 
 class Boundary:
@@ -168,14 +169,41 @@ def checkpoint_exclude_wrapper(
     Raises:
         TypeError: for a target that can't be called, or an option of another type.
     """
-    _check_options(name)
     if not isinstance(remake_inputs, bool):
         raise TypeError(f"remake_inputs must be True or False, got {remake_inputs!r}")
+    again = partial(checkpoint_exclude_wrapper, remake_inputs=remake_inputs)
+    return _excluded(target, name, save_output, remake_inputs, None, again)
+
+
+def offload_wrapper(target: Any, *, window: Window, name: str | None = None, save_output: bool | None = None) -> Any:
+    """``target`` as a region whose saved tensors wait on the host, and are back before its backward.
+
+    Inside a checkpoint it is a saved region (:func:`checkpoint_exclude_wrapper`): it runs once, and an output that a
+    replay needs waits on the host too. It works outside every checkpoint as well.
+
+    Args:
+        target: a Cell or a callable.
+        window: decides what moves and when; one for all regions of a model part.
+        name: used in errors and reports.
+        save_output: as in :func:`checkpoint_exclude_wrapper`.
+
+    Raises:
+        TypeError: for a target that can't be called, or an option of another type.
+    """
+    if not isinstance(window, Window):
+        raise TypeError(f"window must be a Window, got {window!r}")
+    return _excluded(target, name, save_output, True, window, partial(offload_wrapper, window=window))
+
+
+def _excluded(
+    target: Any, name: str | None, save_output: bool | None, remake_inputs: bool, window: Window | None, again: Callable
+) -> Any:
+    _check_options(name)
     if save_output is not None and not isinstance(save_output, bool):
         raise TypeError(f"save_output must be None, True or False, got {save_output!r}")
-    options = {"name": name, "save_output": save_output, "remake_inputs": remake_inputs}
-    part = exclude.Region(_region_body(target), owner_of(target), name or _name_of(target), save_output, remake_inputs)
-    return _wrap_region(target, part, partial(checkpoint_exclude_wrapper, **options))
+    body, owner = _region_body(target), owner_of(target)
+    part = exclude.Region(body, owner, name or _name_of(target), save_output, remake_inputs, window)
+    return _wrap_region(target, part, partial(again, name=name, save_output=save_output))
 
 
 def region(target: Any, *, name: str) -> Any:

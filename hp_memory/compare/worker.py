@@ -70,7 +70,7 @@ def _batches(settings: RunSettings, groups: Groups) -> Batches:
 def _trainer(settings: RunSettings, groups: Groups, plan: ActivationPlan) -> Trainer:
     require_agreement(plan.hash(), "activation plan", groups.world)
     model = build(settings.model, settings.parallel, group=groups.experts, seed=settings.train.seed)
-    install(model, plan, region_map(model))
+    install(model, plan, region_map(model), host=settings.host)
     return Trainer(model, settings.train, groups)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from omegaconf import MISSING
 
+from hp_memory.amounts import bytes_of, positive_bytes_of
 from hp_memory.errors import ConfigError
 from hp_memory.layout import REGIONS
 from hp_memory.runs.region_times import read_times
@@ -21,29 +20,6 @@ COSTS = ("time", "flops", "given")
 GRANULARITY = ("layer", "stage")
 MOST_BUDGETS = 100
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
-
-_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B|)\s*")
-
-
-def bytes_of(text: Any, path: str) -> int:
-    """Bytes that ``58GiB``, ``200MiB`` or a plain number of bytes means.
-
-    Raises:
-        ConfigError: for what isn't an amount of memory.
-    """
-    match = _AMOUNT.fullmatch(str(text))
-    if match is None:
-        raise ConfigError(path, text, "not an amount of memory", ("58GiB", "200MiB", "64GB"))
-    return int(float(match.group(1)) * _UNITS[match.group(2)])
-
-
-def positive_bytes_of(text: Any, path: str) -> int:
-    """The same for what can't be nothing."""
-    nbytes = bytes_of(text, path)
-    if nbytes <= 0:
-        raise ConfigError(path, text, "must be above 0")
-    return nbytes
 
 
 @dataclass

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from hp_memory.config.estimate import DryrunFields, EstimateSettings, SearchFields
 from hp_memory.errors import ConfigError
+from hp_memory.host.settings import HostSettings
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.layout import LayoutSettings
 from hp_memory.models.settings import ModelSettings, ParallelSettings
@@ -48,6 +49,7 @@ class HPConfig:
     layout: LayoutSettings = field(default_factory=LayoutSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     offload: OffloadSettings = field(default_factory=OffloadSettings)
+    host: HostSettings = field(default_factory=HostSettings)
     launch: LaunchSettings = field(default_factory=LaunchSettings)
     data: DataSettings = field(default_factory=DataSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
@@ -181,6 +183,7 @@ def validate(cfg: HPConfig) -> None:
     cfg.parallel.validate("parallel", cfg.model)
     cfg.pipeline.validate("pipeline")
     cfg.offload.validate("offload")
+    cfg.host.validate("host")
     cfg.launch.validate("launch")
     cfg.train.validate("train")
 

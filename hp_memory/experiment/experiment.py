@@ -9,7 +9,7 @@ from lzma import LZMAError
 from hp_memory.config.schema import HPConfig, validate
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import refusals
-from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan, refuse_offload
+from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
 from hp_memory.mindformers import conflicts, families, limits, mindrecord, standin
 from hp_memory.mindformers.trainer_yaml.train_config import train_config
 from hp_memory.models import fingerprint as reference
@@ -41,16 +41,11 @@ class Experiment:
     @cached_property
     def plan(self) -> ActivationPlan:
         """The activation plan."""
-        return self._executable(build_plan(self.layout, self.fingerprint, "layout"), "layout")
+        return build_plan(self.layout, self.fingerprint, "layout")
 
     def plan_under(self, layout: LayoutSettings, path: str) -> ActivationPlan:
         """The plan of the same model under another layout; ``path`` says where the layout stands, for errors."""
-        return self._executable(build_plan(self._with_stages(layout), self.fingerprint, path), path)
-
-    @staticmethod
-    def _executable(plan: ActivationPlan, path: str) -> ActivationPlan:
-        refuse_offload(plan, "no command moves activations of PyNative models to the host yet", path)
-        return plan
+        return build_plan(self._with_stages(layout), self.fingerprint, path)
 
     def _with_stages(self, layout: LayoutSettings) -> LayoutSettings:
         return with_stage_layouts(layout, self.cfg.pipeline, self.cfg.model.num_layers)

@@ -8,6 +8,7 @@ from typing import TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from hp_memory.host.settings import HostSettings
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 from hp_memory.train.settings import DataSettings, TrainSettings
 
@@ -23,6 +24,7 @@ class RunSettings:
     parallel: ParallelSettings
     data: DataSettings
     train: TrainSettings
+    host: HostSettings
 
 
 def read_settings(run_dir: Path) -> RunSettings:
@@ -38,6 +40,7 @@ def read_settings(run_dir: Path) -> RunSettings:
         typed_group(config, "parallel", ParallelSettings),
         typed_group(config, "data", DataSettings),
         typed_group(config, "train", TrainSettings),
+        typed_group(config, "host", HostSettings),
     )
 
 

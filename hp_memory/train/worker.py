@@ -35,7 +35,7 @@ def train(run_dir: Path) -> None:
     groups = start(settings.parallel)
     check_vocabulary(settings.data, settings.model.vocab_size)
     trainer = make_trainer(settings, groups)
-    install_plan(trainer, run_dir, groups)
+    install_plan(trainer, settings, run_dir, groups)
     resume(trainer, settings, groups)
     corpus = load_corpus(settings.data)
     progress = Progress(run_dir, groups.world.index)
@@ -53,11 +53,11 @@ def make_trainer(settings: RunSettings, groups: Groups) -> Trainer:
     return Trainer(model, settings.train, groups)
 
 
-def install_plan(trainer: Trainer, run_dir: Path, groups: Groups) -> None:
+def install_plan(trainer: Trainer, settings: RunSettings, run_dir: Path, groups: Groups) -> None:
     """Applies ``plan.json``, after asking all ranks whether it is the same there, and files the receipt."""
     plan = from_dict(json.loads((run_dir / "plan.json").read_text()))
     require_agreement(plan.hash(), "activation plan", groups.world)
-    receipt = install(trainer.model, plan, region_map(trainer.model))
+    receipt = install(trainer.model, plan, region_map(trainer.model), host=settings.host)
     (run_dir / f"receipt_rank_{groups.world.index}.json").write_text(json.dumps(receipt.to_dict(), indent=2))
     log.info("%s", receipt.in_words())
 
