@@ -21,7 +21,7 @@ from hp_memory.mindspore.private import Function, JitExecutor
 _OF_TENSORS = ("__bool__", "__int__", "__float__", "__index__", "__str__", "__repr__", "__format__", "__array__")
 _OF_TENSORS += ("__iter__", "__contains__", "__setitem__", "__reduce_ex__", "__copy__", "__deepcopy__")
 _OF_TENSORS += ("asnumpy", "tolist", "item", "numpy", "set_data", "assign_value")
-FUNCTION = ".apply"  # behind the name of a custom function where it stands for an operation
+FUNCTION = ".apply"  # after the name of a custom function where it stands for an operation
 _APPLY = Function.__dict__["apply"]
 
 

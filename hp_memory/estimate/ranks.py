@@ -232,7 +232,15 @@ def _replay_flops(model_trace: ModelTrace, plan: ActivationPlan, layer: int) -> 
     return traced.flops("forward", (*replayed, "")) if replayed else 0
 
 
-def _stage(rank, work, model_trace, schedule, chunks, units, settings: EstimateSettings) -> Stage:
+def _stage(
+    rank: int,
+    work: Workload,
+    model_trace: ModelTrace,
+    schedule: Schedule,
+    chunks: Sequence[Sequence[int]],
+    units: Mapping[int, tuple[Unit, ...]],
+    settings: EstimateSettings,
+) -> Stage:
     own = schedule.chunks_of(rank)
     layers = tuple(layer for c in own for layer in chunks[c])
     held_traces = traces_of_rank(model_trace, layers, 0 in own, len(chunks) - 1 in own)

@@ -226,7 +226,7 @@ def _by_region_over_time(schedule: Schedule, stage: Stage, count: int) -> dict[s
     return found | {"all else": np.maximum(after - sum(found.values()), 0)}
 
 
-def _in_flight(schedule: Schedule, stage: Stage, region: str) -> list[float]:
+def _in_flight(schedule: Schedule, stage: Stage, region: str) -> tuple[float, ...]:
     """Bytes of one region that all micro-batches hold, after each step."""
     held = {chunk: sum(u.by_region.get(region, 0) for u in units) for chunk, units in stage.units.items()}
     return levels(schedule, stage.rank, lambda chunk, _: Held(held[chunk], held[chunk], held[chunk]))

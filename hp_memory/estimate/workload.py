@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hp_memory.config.estimate import DTYPES
-from hp_memory.estimate.tracing.record import Parameter
+from hp_memory.estimate.tracing.record import Parameter, Views
 from hp_memory.layout import ModelFingerprint
 from hp_memory.mindformers import families
 from hp_memory.models import fingerprint
@@ -34,7 +34,7 @@ class Workload:
     parallel: ParallelSettings
     sequences: int
     dtype: str = "bfloat16"
-    views: str = "shared"
+    views: Views = "shared"
     imbalance: float = 1.0
     parameters_dtype: str | None = None
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hp_memory.config.estimate import EstimateSettings
 from hp_memory.estimate.engines.choice import refuse_unmodelled
+from hp_memory.estimate.tracing.record import Views
 from hp_memory.estimate.workload import Workload
 from hp_memory.pipeline.settings import PipelineSettings
 
@@ -26,7 +27,7 @@ def workload(cfg: HPConfig, settings: EstimateSettings) -> Workload:
         cfg.parallel,
         cfg.train.micro_batch_size,
         settings.dtype,
-        settings.views,
+        cast(Views, settings.views),  # validated above; a structured config knows no literals
         settings.imbalance,
         settings.parameters_dtype,
     )

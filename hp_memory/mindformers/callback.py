@@ -114,8 +114,9 @@ class HPMemoryCallback(TrainerCallback):
                 )
             self.receipts.append(receipt)
             self._parts.append(gpt.decoder)
-        agreement.same_plan(self.plan.hash())
-        logger.info(f"hp_memory: {self.plan.in_words()}")
+        plan = self._installed_plan()
+        agreement.same_plan(plan.hash())
+        logger.info(f"hp_memory: {plan.in_words()}")
 
     def on_step_begin(self, args: Any, state: Any, **_: Any) -> None:
         """Watches the first step of this run."""
@@ -153,12 +154,17 @@ class HPMemoryCallback(TrainerCallback):
     def to_dict(self) -> dict[str, Any]:
         """What was done, what ran and what it held, JSON-ready."""
         return {
-            "plan": self.plan.to_dict(),
-            "plan_hash": self.plan.hash(),
+            "plan": self._installed_plan().to_dict(),
+            "plan_hash": self._installed_plan().hash(),
             "receipts": [receipt.to_dict() for receipt in self.receipts],
             "runs": self.counts,
             "memory": verify.memory(self._observation),
         }
+
+    def _installed_plan(self) -> ActivationPlan:
+        if self.plan is None:
+            raise InstallError("training has not begun: no plan is installed")
+        return self.plan
 
     def _plan_for(self, decoder: Any, config: Any) -> ActivationPlan:
         model = settings_of(decoder.config, conflicts.value(config, "model.model_type"))

@@ -32,10 +32,10 @@ def join() -> None:
 
 def apply() -> None:
     """Replaces what MindFormers calls; ``join`` comes first."""
-    communication = importlib.import_module("mindspore.ops.communication")
+    communication: Any = importlib.import_module("mindspore.ops.communication")
     communication.all_to_all_single, communication.all_to_all = all_to_all_single, all_to_all
     importlib.import_module("mindformers.utils.parallel_utils").comm_func.barrier = dist.barrier
-    trainer = importlib.import_module(_TRAINER)
+    trainer: Any = importlib.import_module(_TRAINER)
     # Joined already; MindFormers' call names no backend, which means Ascend's.
     trainer.init_process_group = lambda: None
 

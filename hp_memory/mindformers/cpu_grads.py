@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from typing import Any
 
 from mindspore import Parameter, Tensor
 
@@ -31,7 +32,7 @@ def apply() -> None:
         return
 
     @functools.wraps(plain)
-    def register(self: object) -> None:
+    def register(self: Any) -> None:
         plain(self)
         for model in () if self.enable_parallel else self.model:
             for parameter in model.trainable_params():

@@ -24,7 +24,7 @@ class _Attention(_Function):
     """Saves q, k, v, the mask, the output and each row's softmax statistics, as FlashAttentionScoreGrad reads them."""
 
     @staticmethod
-    def forward(ctx, q, k, v, mask, scale):
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
         scores = _scores(q, k, mask, scale)
         top = mint.amax(scores, dim=-1, keepdim=True)
         weights = mint.exp(scores - top)
@@ -35,7 +35,7 @@ class _Attention(_Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, out, top, total = ctx.saved_tensors
         grad, wide_q = _wide(grad), _wide(q)
         weights = mint.exp(_scores(q, k, mask, ctx.scale) - top) / total

@@ -121,13 +121,13 @@ def _materialise_on_cpu() -> None:
     def to_empty(self: nn.Cell, *, device: str | None = None, recurse: bool = True) -> nn.Cell:
         return plain(self, device=device or "CPU", recurse=recurse)
 
-    to_empty._names_cpu = True
+    vars(to_empty)["_names_cpu"] = True
     nn.Cell.to_empty = to_empty
 
 
 def _clear_aux_losses_by_assignment() -> None:
     """MindFormers zeroes 0-d views in place, which does nothing on a CPU."""
-    moe_utils = importlib.import_module(f"{_MOE}.moe_utils")
+    moe_utils: Any = importlib.import_module(f"{_MOE}.moe_utils")
 
     def clear_aux_losses_tracker() -> None:
         tracker = moe_utils.get_moe_layer_wise_logging_tracker()

@@ -36,4 +36,5 @@ def keep_for_the_call(exchange: Any) -> None:
     """Gives an ``ExpertParallel`` object such a ``ctx``; does nothing the second time."""
     if not isinstance(getattr(type(exchange), "ctx", None), _OfTheCall):
         vars(exchange).pop("ctx", None)
-        exchange.__class__ = _with_context_of_the_call(type(exchange))
+        cls: type = type(exchange)
+        exchange.__class__ = _with_context_of_the_call(cls)

@@ -13,9 +13,9 @@ from typing import Any
 from mindspore import nn
 
 from hp_memory.errors import InstallError
-from hp_memory.install import Receipt, Wrapped
+from hp_memory.install import How, Receipt, Wrapped
 from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, Layout, ModelFingerprint, expand, refuse_offload
-from hp_memory.layout.regions import REGIONS
+from hp_memory.layout.regions import REGIONS, Kind
 from hp_memory.models.sites import BlockSites, Site
 
 NOT_A_CELL = "no cell of its own in this graph model"
@@ -51,7 +51,7 @@ def _block(container: nn.Cell, key: str, path: str, cells: Mapping[str, tuple[st
     block = container._cells[key]
     in_order = sorted(cells.items(), key=lambda item: REGIONS.index(item[1][0]))
     sites = tuple(site for name, regions in in_order for site in _site(block, path, regions, name))
-    kind = "moe" if any("router.choose" in site.regions for site in sites) else "dense"
+    kind: Kind = "moe" if any("router.choose" in site.regions for site in sites) else "dense"
     return BlockSites(int(key), kind, container, key, path, sites)
 
 
@@ -65,7 +65,7 @@ def _site(block: nn.Cell, path: str, regions: tuple[str, ...], name: str) -> lis
 
 def fingerprint(blocks: Sequence[BlockSites], family: str) -> ModelFingerprint:
     """What a plan must know of a graph model: its regions are those that are cells."""
-    regions: dict[str, tuple[str, ...]] = {}
+    regions: dict[Kind, tuple[str, ...]] = {}
     for block in blocks:
         regions.setdefault(block.kind, _regions(block))
     present = {region for names in regions.values() for region in names}
@@ -112,7 +112,7 @@ def apply(network: nn.Cell, plan: ActivationPlan, blocks: Sequence[BlockSites]) 
         for site in block.sites:
             for primitive in saved.get(site.path, ()):
                 primitive.recompute(False)
-            how = "saved" if site.path in saved else "replayed"
+            how: How = "saved" if site.path in saved else "replayed"
             receipt.wrapped.append(Wrapped(site.path, block.layer, site.regions, how))
     return receipt
 

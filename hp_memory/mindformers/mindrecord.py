@@ -32,6 +32,7 @@ def check(cfg: HPConfig) -> None:
             model has no row for, or has fewer sequences than one global batch.
     """
     file = cfg.data.mindrecord
+    assert file is not None, "asked only where a file is given"
     try:
         rows, first = _open(file)
     except RuntimeError as error:

@@ -55,7 +55,7 @@ def as_settings(plan: ActivationPlan) -> LayoutSettings:
     overrides = []
     for (kind, default, actions, spans), ids in groups.items():
         regions = plan.fingerprint.regions[kind]
-        lists: dict[str, list[str]] = {}
+        lists: dict[str, Any] = {}
         for region, action in zip(regions, actions, strict=True):
             if action != default and region not in ALWAYS_SAVED:
                 lists.setdefault(action, []).append(region)

@@ -136,6 +136,7 @@ def _data_digest(cfg: HPConfig, corpus: Corpus | None) -> str:
     """Of the tokens, or of a dataset's size and index: equal where the ranks read the same."""
     if corpus is not None:
         return hashlib.sha256(corpus.train.tobytes()).hexdigest()[:16]
+    assert cfg.data.mindrecord is not None, "without a corpus the data is a MindRecord"
     file = Path(cfg.data.mindrecord)
     return hashlib.sha256(str(file.stat().st_size).encode() + Path(f"{file}.db").read_bytes()).hexdigest()[:16]
 

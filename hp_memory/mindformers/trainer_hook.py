@@ -92,7 +92,7 @@ def _with_dx_alone(make: Callable[[Any], Callable[..., None]]) -> Callable[[Any]
     """What MindFormers registers for a backward beside a forward, taking dx alone where the schedule says so.
 
     MindFormers' function runs the whole backward of each pair; under a dx/dw split HyperParallel's schedule asks for
-    that backward's dw behind the pair, and finds it gone.
+    that backward's dw after the pair, and finds it gone.
     """
 
     @functools.wraps(make)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 from omegaconf import OmegaConf
 
@@ -17,11 +18,13 @@ from hp_memory.layout import from_dict
 from hp_memory.mindformers import standin, trainer
 from hp_memory.runs import ranks
 from hp_memory.train.process import run_worker, set_device
+from hp_memory.train.run_files import read_config
 
 
 def train(run_dir: Path) -> None:
     """Trains as the run directory's config says."""
-    cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(HPConfig), OmegaConf.load(run_dir / "config.yaml")))
+    schema = OmegaConf.structured(HPConfig)
+    cfg = cast(HPConfig, OmegaConf.to_object(OmegaConf.merge(schema, read_config(run_dir))))
     plan = from_dict(json.loads((run_dir / "plan.json").read_text()))
     standin.refuse_ranks(ranks.world_size())
     set_device()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hp_memory.layout.regions import Kind
+
 
 @dataclass(frozen=True)
 class Site:
@@ -37,7 +39,7 @@ class BlockSites:
     """
 
     layer: int
-    kind: str
+    kind: Kind
     container: Any
     key: int | str
     path: str

@@ -9,10 +9,10 @@ from hp_memory.offload.operations import D2H, H2D, Operation
 
 
 def add_single_activation_operations(draft: Draft, info: OffloadInfo, outputs_of: dict[Output, list[int]]) -> None:
-    """Save the datum behind its producer, reload it before the first user of each group, rewire the users.
+    """Save the tensor after its producer, reload it before the first user of each group, rewire the users.
 
-    Readers of a view get the reload of the source itself. A datum that is also a graph output gets one more reload
-    behind the last kernel.
+    Readers of a view get the reload of the source itself. A tensor that is also a graph output gets one more reload
+    after the last kernel.
     """
     data = info.data_node
     draft.operations.add_after(data.node, Operation(D2H, data))
@@ -29,9 +29,9 @@ def add_single_activation_operations(draft: Draft, info: OffloadInfo, outputs_of
 
 
 def add_activation_operations(draft: Draft, infos: list[OffloadInfo], peak: bool) -> None:
-    """Insert the copies of all chosen data.
+    """Insert the copies of all chosen tensors.
 
-    Of a datum that is listed several times among the graph's outputs the distance strategy rewires the first only: the
+    Of a tensor that is listed several times among the graph's outputs the distance strategy rewires the first only: the
     others keep the freed buffer, which is a hazard.
     """
     outputs_of: dict[Output, list[int]] = {}

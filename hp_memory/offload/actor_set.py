@@ -59,7 +59,7 @@ class Record:
 
     @property
     def kernel_name(self) -> str:
-        """The name behind the position in the AID."""
+        """The name after the position in the AID."""
         match = POSITION.match(self.details["AID"])
         assert match is not None  # checked when positions were collected
         return match[2]
@@ -179,12 +179,13 @@ class Reader:
         types = () if no_tensor else tuple(self.tensor_type(record, shape, dtype) for shape, dtype in shapes)
         sources = [self.source(record, k, positions) for k in range(len(record.arguments))]
         # Constants are no inputs of a Graph, so positions of shared buffers count the others only.
-        kept = [k for k, source in enumerate(sources) if source is not None]
+        given = [(k, source) for k, source in enumerate(sources) if source is not None]
+        kept = [k for k, _ in given]
         shared = written_inputs(op)[: len(types)]
         return Node(
             name=record.kernel_name,
             op=op,
-            inputs=tuple(sources[k] for k in kept),
+            inputs=tuple(source for _, source in given),
             output_bytes=tuple(nbytes_of(kind) or 0 for kind in types) or (0,),
             ref_outputs=tuple((out, kept.index(k)) for out, k in enumerate(shared) if k in kept),
             types=types,
@@ -221,7 +222,10 @@ class Reader:
         if record is None or out >= len(record.arguments):
             raise self.fail(reader.line, f"%{identity}[{out}] doesn't exist")
         if record.name.endswith("_HostDSActor"):
-            return self.parameter(reader, index, GRAPH_INPUT.match(record.arguments[out])[1])
+            given = GRAPH_INPUT.match(record.arguments[out])
+            if given is None:
+                raise self.fail(reader.line, f"{record.arguments[out]!r} is no input of the graph")
+            return self.parameter(reader, index, given[1])
         return self.source(record, out, positions)  # an actor that passes its arguments on
 
     def parameter(self, record: Record, index: int, name: str) -> ParameterRef:

@@ -24,7 +24,7 @@ def kernels_during(nbytes: int, bandwidth_gbps: float, kernel_time_us: float) ->
 def set_adaptive_distances(
     graph: Graph, infos: list[OffloadInfo], settings: OffloadSettings, values: np.ndarray
 ) -> None:
-    """Fill in each datum's distances. ``values``: the memory profile with the chosen data away; copies are added."""
+    """Fill in each tensor's distances. ``values``: the memory profile without the chosen tensors; copies are added."""
     if settings.adaptive_release:
         set_release_distances(graph, infos, settings, values)
     if settings.adaptive_prefetch:
@@ -34,7 +34,7 @@ def set_adaptive_distances(
 def set_release_distances(
     graph: Graph, infos: list[OffloadInfo], settings: OffloadSettings, values: np.ndarray
 ) -> None:
-    """The kernels of each copy-out, counted from the datum's last user of all, as MindSpore 2.10.0 does."""
+    """The kernels of each copy-out, counted from the tensor's last user of all, as MindSpore 2.10.0 does."""
     last = [info.replace_info_list[-1].replace_rest_nodes[-1].node for info in infos]
     wanted = [wanted_release(graph, info.data_node, after, settings) for info, after in zip(infos, last, strict=True)]
     end = max((after + kernels for after, kernels in zip(last, wanted, strict=True)), default=0)
@@ -55,7 +55,7 @@ def wanted_release(graph: Graph, data: Output, last_use: int, settings: OffloadS
 
 
 def release_kernels(graph: Graph, data: Output, last_use: int, settings: OffloadSettings) -> int:
-    """Kernels that a copy-out takes, as far as there are any behind ``last_use``."""
+    """Kernels that a copy-out takes, as far as there are any after ``last_use``."""
     kernels = kernels_during(kernel_bytes(graph, data), settings.d2h_bandwidth_gbps, settings.kernel_time_us)
     return min(kernels, len(graph.nodes) - 1 - last_use)
 

@@ -13,7 +13,7 @@ from hp_memory.offload.graph import Graph, Output
 from hp_memory.offload.hazards import find_hazards, is_safe
 from hp_memory.offload.operations import H2D
 from hp_memory.offload.optimizer import HyperOffloadInput, run
-from hp_memory.offload.settings import OffloadSettings
+from hp_memory.offload.settings import OffloadSettings, changed
 from hp_memory.offload.timeline import baseline, simulate
 
 BOTH = ("auto_offload", "strategy")
@@ -122,7 +122,7 @@ def evaluate(graph: Graph, settings: OffloadSettings, times_us: np.ndarray, stag
 
 
 def pick(trials: list[Trial], base: int, bound_us: float) -> Trial | None:
-    """Lowest peak, then least exposed time, then fewest data moved."""
+    """Lowest peak, then least exposed time, then fewest tensors moved."""
     fit = [t for t in trials if not t.errors and t.peak_bytes < base and t.exposed_us <= bound_us + 1e-6]
     return min(fit, key=lambda t: (t.peak_bytes, t.exposed_us, t.moved), default=None)
 
@@ -194,7 +194,7 @@ def neighbours(settings: OffloadSettings) -> Iterator[OffloadSettings]:
         value = getattr(settings, name)
         moved = int(value * factor) if value >= 40 else value + {0.9: -2, 0.97: -1, 1.03: 1, 1.1: 2}[factor]
         if moved >= 0:
-            yield replace(settings, **{name: moved})
+            yield changed(settings, {name: moved})
 
 
 def use_gaps(graph: Graph) -> np.ndarray:

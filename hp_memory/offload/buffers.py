@@ -18,8 +18,8 @@ class Buffers:
     root: dict[Input, Input]
     last_use: dict[Input, int]
 
-    def of(self, datum: Input) -> Input:
-        return self.root.get(datum, datum)
+    def of(self, tensor: Input) -> Input:
+        return self.root.get(tensor, tensor)
 
 
 def shared_input(node: Node, index: int) -> int | None:

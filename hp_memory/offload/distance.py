@@ -1,4 +1,4 @@
-"""The distance strategy: a datum whose next use is far away in the execution order is moved out."""
+"""The distance strategy: a tensor whose next use is far away in the execution order is moved out."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def long_gaps(info: UserInfo, select_distance: int) -> list[ReplaceInfo]:
 def distance_strategy(
     graph: Graph, user_infos: list[UserInfo], select_distance: int
 ) -> tuple[list[OffloadInfo], list[Skipped]]:
-    """Candidates in first-use order, and data with a long gap that were skipped.
+    """Candidates in first-use order, and tensors with a long gap that were skipped.
 
-    A datum with several long gaps is skipped whole, so a smaller select distance can lose candidates.
+    A tensor with several long gaps is skipped whole, so a smaller select distance can lose candidates.
     """
     chosen: list[OffloadInfo] = []
     skipped: list[Skipped] = []

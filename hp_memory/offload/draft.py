@@ -26,7 +26,7 @@ class Draft:
         self.changed[position][index] = reload
 
     def origins(self, *, own_branch: bool) -> dict[Input, Input]:
-        """What the outputs of views stand for, views looked through; other data stand for themselves.
+        """What the outputs of views stand for, views looked through; other tensors stand for themselves.
 
         A ConditionSwitch passes its inputs on as well. ``own_branch=False`` is how MindSpore 2.10.0 collects uses:
         every output counts as input 1. Its search for the last user takes input k+1 for output k.
@@ -42,12 +42,12 @@ class Draft:
                     found[Output(position, index)] = found.get(inputs[passed], inputs[passed])
         return found
 
-    def label(self, datum: Source | Operation) -> str:
-        return self.graph.label(source_of(datum))
+    def label(self, tensor: Source | Operation) -> str:
+        return self.graph.label(source_of(tensor))
 
 
-def source_of(datum: Source | Operation) -> Source:
-    """The activation or parameter behind a datum: a reload stands for what it reloads."""
-    while isinstance(datum, Operation):
-        datum = datum.data
-    return datum
+def source_of(tensor: Source | Operation) -> Source:
+    """The activation or parameter that a tensor is: a reload stands for what it reloads."""
+    while isinstance(tensor, Operation):
+        tensor = tensor.data
+    return tensor

@@ -1,6 +1,6 @@
 """Events that order the copy stream against compute, and the release of each buffer.
 
-A copy-out runs when its producer is done, and its datum is freed on the device once the last kernel that still reads
+A copy-out runs when its producer is done, and its tensor is freed on the device once the last kernel that still reads
 it is done and the copy has arrived. A reload is waited for right before its first user.
 """
 
@@ -27,38 +27,38 @@ from hp_memory.offload.operations import (
     SEND,
     TRANSFER_STREAM,
     WRITE_BACK,
-    Datum,
     Input,
+    Moved,
     Operation,
 )
 
-Spans = dict[Datum, tuple[int, int]]
+Spans = dict[Moved, tuple[int, int]]
 
 
 def add_event_nodes(
-    draft: Draft, release_distance: Callable[[Datum], int], peak: bool, gap_starts: Mapping[Datum, int]
-) -> list[Output]:
+    draft: Draft, release_distance: Callable[[Moved], int], peak: bool, gap_starts: Mapping[Output, int]
+) -> list[Moved]:
     """Surround every copy with its events: copy-outs in slot order first, then reloads.
 
     Args:
-        gap_starts: the last kernel before each datum's gap, where the strategy is ``peak``.
+        gap_starts: the last kernel before each tensor's gap, where the strategy is ``peak``.
 
     Returns:
-        Data with a reload that nothing reads and that stays in a slot: MindSpore's optimizer raises for them.
+        Tensors with a reload that nothing reads and that stays in a slot: MindSpore's optimizer raises for them.
     """
     saves = draft.operations.of_kind(D2H, WRITE_BACK)
     reloads = draft.operations.of_kind(H2D)
     spans = user_spans(draft, [save.data for save in saves], draft.origins(own_branch=True))
     slots = reload_slots(reloads) if peak else {}
     for save in saves:
-        floor = gap_starts.get(save.data, PRE)
+        floor = gap_starts.get(save.data, PRE) if isinstance(save.data, Output) else PRE
         release = release_slot(draft, save, spans, release_distance(save.data), slots, floor)
         add_events_of_save(draft, save, release)
     return add_events_of_reloads(draft, reloads, user_spans(draft, reloads, {}), peak)
 
 
-def user_spans(draft: Draft, data: Sequence[Datum], origins: Mapping[Input, Input]) -> Spans:
-    """First and last user of each datum in the rewired graph.
+def user_spans(draft: Draft, data: Sequence[Moved], origins: Mapping[Input, Input]) -> Spans:
+    """First and last user of each tensor in the rewired graph.
 
     ``origins``: what stands for what, as in :meth:`Draft.origins`. For the release of a copy-out a reader of a view
     uses the source, but a reload counts its direct readers only.
@@ -70,25 +70,25 @@ def user_spans(draft: Draft, data: Sequence[Datum], origins: Mapping[Input, Inpu
     for position, node in enumerate(draft.graph.nodes):
         inputs = draft.inputs(position)
         for source in inputs[:1] if node.op == CONDITION_SWITCH else inputs:
-            datum = origins.get(source, source)
-            if datum in wanted:
-                spans[datum] = (spans[datum][0] if datum in spans else position, position)
+            tensor = origins.get(source, source)
+            if tensor in wanted:
+                spans[tensor] = (spans[tensor][0] if tensor in spans else position, position)
     return spans
 
 
-def reload_slots(reloads: list[Operation]) -> dict[Datum, list[int]]:
-    slots: dict[Datum, list[int]] = {}
+def reload_slots(reloads: list[Operation]) -> dict[Moved, list[int]]:
+    slots: dict[Moved, list[int]] = {}
     for reload in reloads:
         slots.setdefault(reload.data, []).append(reload.slot)
     return slots
 
 
 def release_slot(
-    draft: Draft, save: Operation, spans: Spans, distance: int, slots: dict[Datum, list[int]], floor: int
+    draft: Draft, save: Operation, spans: Spans, distance: int, slots: dict[Moved, list[int]], floor: int
 ) -> int:
-    """Where the device copy is freed: behind its last reader and the release distance, never behind the last kernel.
+    """Where the device copy is freed: after its last reader and the release distance, never after the last kernel.
 
-    With the peak strategy it stays behind ``floor``, the last kernel before the chosen gap, and before the datum's next
+    With the peak strategy that is after ``floor``, the last kernel before the chosen gap, and before the tensor's next
     reload; the distance strategy has no such guards.
     """
     last_user = spans[save.data][1] if save.data in spans else save.slot
@@ -112,8 +112,8 @@ def add_events_of_save(draft: Draft, save: Operation, release: int) -> None:
     queue.add_after(release, Operation(ASSIGN, data, side=HOST))
 
 
-def add_events_of_reloads(draft: Draft, reloads: list[Operation], spans: Spans, peak: bool) -> list[Output]:
-    """Reloads of one datum in slot order: all but the last give their device copy back after their last user."""
+def add_events_of_reloads(draft: Draft, reloads: list[Operation], spans: Spans, peak: bool) -> list[Moved]:
+    """Reloads of one tensor in slot order: all but the last give their device copy back after their last user."""
     last = {reload.data: reload for reload in reloads}
     unused = []
     for reload in reloads:
@@ -143,7 +143,7 @@ def add_events_of_reload(draft: Draft, reload: Operation, span: tuple[int, int],
 
 
 def span_of_reload(draft: Draft, reload: Operation, spans: Spans, peak: bool) -> tuple[int, int] | None:
-    """First and last user. The peak strategy counts the graph's outputs as a user behind the last kernel."""
+    """First and last user. The peak strategy counts the graph's outputs as a user after the last kernel."""
     if peak and reload.output_reload:
         end = len(draft.graph.nodes)
         return end, end

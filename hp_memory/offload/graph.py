@@ -12,7 +12,7 @@ class Output(NamedTuple):
     """Output ``index`` of the kernel at position ``node`` of the execution order."""
 
     node: int
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which an Output has no use for
 
 
 class ParameterRef(NamedTuple):
@@ -102,8 +102,8 @@ class Graph:
 
     def unknown_bytes(self) -> str | None:
         """The first parameter or kernel whose bytes are known at run time only."""
-        found = (item.name for item in (*self.parameters.values(), *self.nodes) if item.unknown_bytes)
-        return next(found, None)
+        items: list[Parameter | Node] = [*self.parameters.values(), *self.nodes]
+        return next((item.name for item in items if item.unknown_bytes), None)
 
     def nbytes(self, source: Source) -> int:
         if isinstance(source, ParameterRef):

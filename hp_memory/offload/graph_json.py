@@ -8,7 +8,7 @@ from typing import Any
 
 from hp_memory.errors import HPMemoryError, nearest
 from hp_memory.offload.graph import Graph, Node, Output, Parameter, ParameterRef, Source
-from hp_memory.offload.operations import H2D, Datum, Input, Operation
+from hp_memory.offload.operations import H2D, Input, Moved, Operation
 from hp_memory.offload.optimizer import HyperOffloadPlan
 
 GRAPH_KEYS = ("parameters", "nodes", "graph_outputs")
@@ -167,18 +167,18 @@ class _GraphReader:
 def plan_to_dict(plan: HyperOffloadPlan) -> dict[str, Any]:
     """The inserted operations by slot, the inputs that changed and the graph's outputs.
 
-    Copies of one datum are numbered from 0 in the order in which they run.
+    Copies of one tensor are numbered from 0 in the order in which they run.
     """
     if plan.raises:
         return {"error": "h2d_without_user"}
     numbers = copy_numbers(plan)
 
-    def ref(datum: Input) -> Any:
-        if isinstance(datum, Operation):
-            return {"h2d_of": ref(datum.data), "copy": numbers[datum]}
-        if isinstance(datum, ParameterRef):
-            return [datum.name, 0, *(["load"] if datum.load else [])]
-        return [plan.graph.nodes[datum.node].name, datum.index]
+    def ref(tensor: Input) -> Any:
+        if isinstance(tensor, Operation):
+            return {"h2d_of": ref(tensor.data), "copy": numbers[tensor]}
+        if isinstance(tensor, ParameterRef):
+            return [tensor.name, 0, *(["load"] if tensor.load else [])]
+        return [plan.graph.nodes[tensor.node].name, tensor.index]
 
     def entry(operation: Operation) -> dict[str, Any]:
         found = {"op": operation.op, "data": ref(operation.data)}
@@ -196,7 +196,7 @@ def plan_to_dict(plan: HyperOffloadPlan) -> dict[str, Any]:
 
 
 def copy_numbers(plan: HyperOffloadPlan) -> dict[Operation, int]:
-    seen: Counter[Datum] = Counter()
+    seen: Counter[Moved] = Counter()
     numbers = {}
     for operation in plan.operations.of_kind(H2D):
         numbers[operation] = seen[operation.data]

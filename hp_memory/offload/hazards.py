@@ -114,6 +114,8 @@ class Slots:
 
 def output_candidates(plan: HyperOffloadPlan) -> Iterator[Hazard]:
     for data in plan.raises:
+        if not isinstance(data, Output):
+            continue  # a parameter's load is always read
         numbers = {"producer": data.node, "last_kernel": len(plan.graph.nodes) - 1}
         why = "it is a graph output too: MindSpore's optimizer raises (H2D node has no users in execution order)"
         yield Hazard("graph output", ERROR, plan.label(data), why, numbers)

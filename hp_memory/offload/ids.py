@@ -1,4 +1,4 @@
-"""Ids of data as MindSpore writes them: ``std::hash<std::string>`` of the producer's full name (libstdc++)."""
+"""Ids of tensors as MindSpore writes them: ``std::hash<std::string>`` of the producer's full name (libstdc++)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The offload scheme of one datum, as strategies hand it to the insertion."""
+"""The offload scheme of one tensor, as strategies hand it to the insertion."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class ReplaceInfo:
 
 @dataclass(slots=True)
 class OffloadInfo:
-    """One datum that is saved once and reloaded for each entry of ``replace_info_list``.
+    """One tensor that is saved once and reloaded for each entry of ``replace_info_list``.
 
-    ``release_distance`` and ``prefetch_distance`` are set where they are computed per datum (adaptive distances).
+    ``release_distance`` and ``prefetch_distance`` are set where they are computed per tensor (adaptive distances).
     """
 
     data_node: Output

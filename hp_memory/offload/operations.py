@@ -26,16 +26,16 @@ class Operation:
 
     Args:
         op: ``copy_to_host``, ``copy_to_device``, ``copy_to_host_inplace``, ``send``, ``recv``, ``free`` or ``assign``.
-        data: the datum moved, waited for or freed; for a write-back the reload that is written into its parameter.
+        data: the tensor moved, waited for or freed; for a write-back the reload that is written into its parameter.
         stream, event: for send and recv.
-        side: for free, the copy that is freed; for assign, where the datum lives from now on.
-        copy: for an assign to the device, the reload that becomes the datum's buffer.
+        side: for free, the copy that is freed; for assign, where the tensor lives from now on.
+        copy: for an assign to the device, the reload that becomes the tensor's buffer.
         slot: position of the kernel it follows, or ``PRE``.
         output_reload: a reload made for the graph's outputs.
     """
 
     op: str
-    data: Datum
+    data: Moved
     stream: int | None = None
     event: str | None = None
     side: str | None = None
@@ -44,8 +44,8 @@ class Operation:
     output_reload: bool = False
 
 
-Datum = Source | Operation
-Input = Source | Operation  # a kernel's input after rewriting: the original datum or a reload
+Moved = Source | Operation
+Input = Source | Operation  # a kernel's input after rewriting: the original tensor or a reload
 
 
 class HyperOffloadOperations:

@@ -21,7 +21,7 @@ from hp_memory.offload.info import (
     filter_by_number,
     filter_by_percentage,
 )
-from hp_memory.offload.operations import H2D, Datum, HyperOffloadOperations, Input, Operation
+from hp_memory.offload.operations import H2D, HyperOffloadOperations, Input, Moved, Operation
 from hp_memory.offload.parameters import generate_parameter_operations
 from hp_memory.offload.peak import PeakChoice, peak_strategy
 from hp_memory.offload.prefetch import adjust_hyper_offload_node_position
@@ -61,7 +61,7 @@ class HyperOffloadPlan:
         truncated: candidates cut off by ``select_num`` or the percentage.
         peak_choices: the peak strategy's rounds.
         peak_bytes: the highest point of its memory profile afterwards.
-        raises: data for which MindSpore's optimizer raises; see :class:`ReloadWithoutUserError`.
+        raises: tensors for which MindSpore's optimizer raises; see :class:`ReloadWithoutUserError`.
         stage: the pipeline stage of the graph.
     """
 
@@ -75,7 +75,7 @@ class HyperOffloadPlan:
     truncated: list[OffloadInfo] = field(default_factory=list)
     peak_choices: list[PeakChoice] = field(default_factory=list)
     peak_bytes: int | None = None
-    raises: list[Output] = field(default_factory=list)
+    raises: list[Moved] = field(default_factory=list)
     stage: int = 0
 
     @property
@@ -93,8 +93,8 @@ class HyperOffloadPlan:
     def inputs_of(self, position: int) -> Sequence[Input]:
         return self.inputs.get(position) or self.graph.nodes[position].inputs
 
-    def label(self, datum: Datum) -> str:
-        return self.graph.label(source_of(datum))
+    def label(self, tensor: Moved) -> str:
+        return self.graph.label(source_of(tensor))
 
     def check(self) -> None:
         """Raise where MindSpore's optimizer would.
@@ -109,7 +109,7 @@ class HyperOffloadPlan:
 
 
 class ReloadWithoutUserError(HPMemoryError):
-    """A graph output was chosen by the distance strategy, and its reload stays behind the last kernel."""
+    """A graph output was chosen by the distance strategy, and its reload stays after the last kernel."""
 
 
 @contextmanager
@@ -182,25 +182,25 @@ def choose_by_peak_strategy(draft: Draft, plan: HyperOffloadPlan, user_infos: li
     return chosen
 
 
-def distances_of(plan: HyperOffloadPlan, name: str) -> Callable[[Datum], int]:
-    """A datum's distance: the adaptive one, else its producer's own attribute, else the setting.
+def distances_of(plan: HyperOffloadPlan, name: str) -> Callable[[Moved], int]:
+    """A tensor's distance: the adaptive one, else its producer's own attribute, else the setting.
 
     An output of a tuple is a TupleGetItem for the optimizer, which has no attributes.
     """
-    adaptive = {info.data_node: getattr(info, name) for info in plan.offload_infos}
+    adaptive: dict[Moved, int | None] = {info.data_node: getattr(info, name) for info in plan.offload_infos}
     default = getattr(plan.settings, name)
 
-    def distance(datum: Datum) -> int:
-        node = plan.graph.nodes[datum.node] if isinstance(datum, Output) else None
+    def distance(tensor: Moved) -> int:
+        node = plan.graph.nodes[tensor.node] if isinstance(tensor, Output) else None
         own = getattr(node, name) if node is not None and not node.is_tuple else None
-        computed = adaptive.get(datum)
+        computed = adaptive.get(tensor)
         return next((value for value in (computed, own) if value is not None), default)
 
     return distance
 
 
 def reload_floors(draft: Draft, gap_starts: dict[Output, int]) -> dict[Operation, int]:
-    """Lowest slots of reloads: with the peak strategy one behind the last kernel that reads the device copy."""
+    """Lowest slots of reloads: with the peak strategy one after the last kernel that reads the device copy."""
     return {
         reload: gap_starts[reload.data] + 1 for reload in draft.operations.of_kind(H2D) if reload.data in gap_starts
     }

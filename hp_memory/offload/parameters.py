@@ -26,7 +26,7 @@ def generate_parameter_operations(draft: Draft) -> None:
         if node.enable_offload is False or node.op == CONDITION_SWITCH:
             continue
         for index, source in enumerate(node.inputs):
-            if not is_loaded_for(draft, node, index, source):
+            if not isinstance(source, ParameterRef) or not is_loaded_for(draft, node, index, source):
                 continue
             reload = Operation(H2D, ParameterRef(source.name))
             draft.rewire(position, index, reload)

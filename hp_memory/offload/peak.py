@@ -86,7 +86,7 @@ class Gaps:
 
 def scores(gaps: Gaps, rows: np.ndarray, position: int, covered: CoveredSpans, weights: list[float]) -> np.ndarray:
     """Size, distance back to the producer and ahead to the next use, each over the largest among the rows; minus the
-    share of the datum's life that chosen data cover already."""
+    share of the tensor's life that chosen tensors cover already."""
     producer, last = gaps.producer[rows], gaps.last[rows]
     size, back, ahead = gaps.size[rows], position - producer, gaps.next[rows] - position
     overlap = (covered.covered_before(last) - covered.covered_before(producer)) / (last - producer)
@@ -129,9 +129,9 @@ def choose_by_peak(values: np.ndarray, gaps: Gaps, threshold: int, weights: list
 def peak_strategy(
     draft: Draft, user_infos: list[UserInfo], threshold: int, weights: list[float]
 ) -> tuple[list[OffloadInfo], list[PeakChoice], np.ndarray]:
-    """Chosen data, the rounds that chose them, and the profile they leave.
+    """Chosen tensors, the rounds that chose them, and the profile they leave.
 
-    A datum chosen for several gaps is saved and reloaded at the one chosen first.
+    A tensor chosen for several gaps is saved and reloaded at the one chosen first.
 
     Args:
         threshold: bytes the profile must fit in: the device's memory minus the headroom.

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hp_memory.offload.advise import Trial
 from hp_memory.offload.timeline import TO_HOST, Curve, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MIB = 2**20
 COLOURS = {
@@ -31,7 +37,7 @@ def draw_timeline(before: Timeline, after: Timeline, path: Path, title: str) -> 
     figure.savefig(path, dpi=130)
 
 
-def draw_memory(axes, before: Timeline, after: Timeline) -> None:
+def draw_memory(axes: Axes, before: Timeline, after: Timeline) -> None:
     for timeline, name, key in ((before, "without offload", "without"), (after, "with offload", "with")):
         times, values = steps(timeline.device, timeline.total_us)
         peak = timeline.device.peak / MIB
@@ -45,7 +51,7 @@ def draw_memory(axes, before: Timeline, after: Timeline) -> None:
     axes.grid(alpha=0.25)
 
 
-def draw_streams(axes, timeline: Timeline) -> None:
+def draw_streams(axes: Axes, timeline: Timeline) -> None:
     """Compute, copy-outs and reloads as bars; waits of the compute stream in black."""
     starts, ends = timeline.kernel_start_us, timeline.kernel_end_us
     axes.broken_barh(list(zip(starts, ends - starts, strict=True)), (2.1, 0.8), color=COLOURS["without"])
@@ -71,7 +77,7 @@ def steps(curve: Curve, end_us: float) -> tuple[list[float], list[float]]:
     return times, [*values, values[-1]]
 
 
-def draw_search(trials: list, best, path: Path) -> None:
+def draw_search(trials: Sequence[Trial], best: Trial | None, path: Path) -> None:
     """Peak against exposed time of every setting that was tried."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

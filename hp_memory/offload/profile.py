@@ -23,14 +23,14 @@ def profile_bytes(node: Node, index: int) -> int:
 
 @dataclass(slots=True)
 class MemoryProfile:
-    """Bytes by kernel position, the aligned size of each datum, and the last kernel at which it is needed."""
+    """Bytes by kernel position, the aligned size of each tensor, and the last kernel at which it is needed."""
 
     values: np.ndarray
     last_use: dict[Output, int]
 
 
 def memory_profile(draft: Draft, user_infos: list[UserInfo]) -> MemoryProfile:
-    """Parameters, each datum from its producer to its last use, and each kernel's workspace while it runs.
+    """Parameters, each tensor from its producer to its last use, and each kernel's workspace while it runs.
 
     Views and kernels that work in place own no memory. Every input of a kernel that works in place lives as long as
     that kernel's output, and graph outputs live to the end.
@@ -51,7 +51,7 @@ def memory_profile(draft: Draft, user_infos: list[UserInfo]) -> MemoryProfile:
 
 
 def last_uses(draft: Draft, user_infos: list[UserInfo]) -> dict[Output, int]:
-    """Last kernel at which each datum must be on the device; outputs of a tuple count as output 0, as in the users."""
+    """Last kernel at which each tensor must be on the device; outputs of a tuple count as output 0, as in the users."""
     nodes = draft.graph.nodes
     origins = draft.origins(own_branch=False)
     last = {info.node: info.users[-1].node for info in user_infos}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from hp_memory.offload.hazards import ERROR, Hazard, find_hazards
 from hp_memory.offload.optimizer import HyperOffloadInput, HyperOffloadPlan, run
+from hp_memory.offload.settings import changed
 
 Values = dict[str, int]
 
@@ -35,7 +35,7 @@ def first_that_works(plan: HyperOffloadPlan, hazards: list[Hazard], kind: str, t
         seen.append(values)
         if len(seen) > MOST_TRIALS:
             break
-        new = run(HyperOffloadInput(plan.graph, replace(plan.settings, **values), stage=plan.stage))
+        new = run(HyperOffloadInput(plan.graph, changed(plan.settings, values), stage=plan.stage))
         found = find_hazards(new)
         errors = {hazard.kind for hazard in found if hazard.severity == ERROR}
         if errors <= had and all(hazard.kind != kind for hazard in found):
@@ -53,7 +53,7 @@ def nothing(plan: HyperOffloadPlan, hazards: list[Hazard]) -> Iterator[Values]:
 
 
 def smaller_prefetch(plan: HyperOffloadPlan, hazards: list[Hazard]) -> Iterator[Values]:
-    """Up to the shortest distance from a producer to the first use behind its gap."""
+    """Up to the shortest distance from a producer to the first use after its gap."""
     firsts = [
         group.replace_rest_nodes[0].node - info.data_node.node - 1
         for info in plan.offload_infos

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from hp_memory.errors import ConfigError
 
@@ -40,7 +42,7 @@ class OffloadSettings:
     select_distance: int = 100
     """A gap must be longer than this many kernels. Distance strategy only."""
     select_num: int = 100
-    """At most this many data, in the order of their first use. Distance strategy only."""
+    """At most this many tensors, in the order of their first use. Distance strategy only."""
     prefetch_distance: int = 50
     """Kernels by which a reload starts before its first user."""
     release_distance: int = 0
@@ -52,13 +54,13 @@ class OffloadSettings:
     score_weights: list[float] = field(default_factory=lambda: [1.0, 1.0, 1.0, 1.0])
     """Peak strategy: weights of size, distance back, distance ahead and overlap."""
     filter_percentage: int | None = None
-    """Keep this share of the selected data, evenly spaced; null keeps all. Distance strategy only."""
+    """Keep this share of the selected tensors, evenly spaced; null keeps all. Distance strategy only."""
     stages: list[int] = field(default_factory=list)
     """Pipeline stages in which activations are moved; empty means every stage."""
     adaptive_release: bool = False
-    """Peak strategy: a release distance for each datum from its size, the bandwidth and ``kernel_time_us``."""
+    """Peak strategy: a release distance for each tensor from its size, the bandwidth and ``kernel_time_us``."""
     adaptive_prefetch: bool = False
-    """Peak strategy: a prefetch distance for each datum likewise."""
+    """Peak strategy: a prefetch distance for each tensor likewise."""
     d2h_bandwidth_gbps: float = 20.0
     """Device to host, in 1e9 bytes per second."""
     h2d_bandwidth_gbps: float = 55.0
@@ -221,3 +223,8 @@ def require_file(path: str, value: str) -> None:
 
 def setting_names() -> tuple[str, ...]:
     return tuple(f.name for f in fields(OffloadSettings))
+
+
+def changed(settings: OffloadSettings, values: Mapping[str, Any]) -> OffloadSettings:
+    """The settings with other values for some of them."""
+    return replace(settings, **values)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hp_memory.offload.buffers import Buffers, buffers_of, reloads_by_use
+from hp_memory.offload.draft import source_of
 from hp_memory.offload.graph import Graph, Output, ParameterRef
 from hp_memory.offload.operations import (
     ASSIGN,
@@ -115,6 +116,11 @@ def simulate(plan: HyperOffloadPlan, times_us: np.ndarray, measured: bool = Fals
     )
 
 
+def _stream(operation: Operation) -> int:
+    assert operation.stream is not None, "send and recv have a stream"
+    return operation.stream
+
+
 class Simulation:
     """Two stream clocks, events between them, and every change of memory with its time."""
 
@@ -185,12 +191,11 @@ class Simulation:
     def free(self, buffer: Output | ParameterRef | Operation) -> None:
         if buffer in self.alive:
             self.alive.discard(buffer)
-            source = buffer.data if isinstance(buffer, Operation) else buffer
-            self.device.append((self.clocks[0], -self.plan.graph.nbytes(source)))
+            self.device.append((self.clocks[0], -self.plan.graph.nbytes(source_of(buffer))))
 
     def step(self, operation: Operation) -> None:
         if operation.op == SEND:
-            self.sent[(operation.data, operation.event)].append(self.clocks[operation.stream])
+            self.sent[(operation.data, operation.event)].append(self.clocks[_stream(operation)])
         elif operation.op == RECV:
             self.receive(operation)
         elif operation.op in (D2H, WRITE_BACK, H2D):
@@ -205,14 +210,15 @@ class Simulation:
     def receive(self, operation: Operation) -> None:
         queue = self.sent[(operation.data, operation.event)]
         arrival = queue.popleft() if queue else 0.0
-        now = self.clocks[operation.stream]
+        stream = _stream(operation)
+        now = self.clocks[stream]
         if arrival > now:
-            if operation.stream == COMPUTE_STREAM and operation.event != BEFORE_D2H:
+            if stream == COMPUTE_STREAM and operation.event != BEFORE_D2H:
                 self.waits.append(Span(self.plan.label(operation.data), now, arrival))
-            self.clocks[operation.stream] = arrival
+            self.clocks[stream] = arrival
 
     def copy(self, operation: Operation) -> None:
-        source = operation.data.data if isinstance(operation.data, Operation) else operation.data
+        source = source_of(operation.data)
         nbytes = self.plan.graph.nbytes(source)
         to_device = operation.op == H2D
         settings = self.plan.settings

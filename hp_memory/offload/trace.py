@@ -1,7 +1,7 @@
 """Compares a plan with the trace that MindSpore's optimizer prints (INFO log, submodule HYPER_OFFLOAD).
 
 Kernels and data are matched by ``OffloadId``, the hash of a node's full name, so names of the log's own graph don't
-matter. Operations of different data inside one slot have no order; those of one datum have.
+matter. Operations of different tensors inside one slot have no order; those of one tensor have.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TraceFormatError(HPMemoryError):
 
 @dataclass(frozen=True, slots=True)
 class TracedOperation:
-    """``data`` is the OffloadId of the datum."""
+    """``data`` is the OffloadId of the tensor."""
 
     op: str
     data: int

@@ -1,7 +1,7 @@
 """Executes a plan on abstract buffers: finds what reads a freed buffer, or a host copy before it exists.
 
-A datum owns the buffer its producer writes until the plan frees it, and is handed the buffer of a reload by an assign:
-a free takes whatever the datum owns at that time. Views, in-place results, shared outputs and branches of a
+A tensor owns the buffer its producer writes until the plan frees it, and is handed the buffer of a reload by an assign:
+a free takes whatever the tensor owns at that time. Views, in-place results, shared outputs and branches of a
 ConditionSwitch are other names of a buffer.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hp_memory.offload.buffers import shared_input
 from hp_memory.offload.graph import CONDITION_SWITCH, Output, ParameterRef
-from hp_memory.offload.operations import ASSIGN, D2H, DEVICE, FREE, H2D, PRE, WRITE_BACK, Datum, Input, Operation
+from hp_memory.offload.operations import ASSIGN, D2H, DEVICE, FREE, H2D, PRE, WRITE_BACK, Input, Moved, Operation
 from hp_memory.offload.optimizer import HyperOffloadPlan
 
 
@@ -20,14 +20,14 @@ class UseAfterFree:
     """A kernel, a copy or the graph's outputs read a buffer that is gone.
 
     Args:
-        data: the datum whose free took the buffer.
+        data: the tensor whose free took the buffer.
         buffer: whose memory it was.
         read: the name under which it is read.
         reader: position of the kernel that reads it, or that the copy follows; the number of kernels for an output.
         freed: slot of the free.
     """
 
-    data: Datum
+    data: Moved
     buffer: Input
     read: Input
     reader: int
@@ -36,7 +36,7 @@ class UseAfterFree:
 
 @dataclass(frozen=True, slots=True)
 class ReloadBeforeSave:
-    """A reload that runs before the copy-out of its datum."""
+    """A reload that runs before the copy-out of its tensor."""
 
     reload: Operation
 
@@ -59,9 +59,9 @@ class _Machine:
     def __init__(self, plan: HyperOffloadPlan) -> None:
         self.plan = plan
         self.alias: dict[Input, Input] = {}
-        self.owned: dict[Datum, Input | None] = {}
-        self.freed: dict[Input, tuple[Datum, int]] = {}
-        self.on_host: set[Datum] = set()
+        self.owned: dict[Moved, Input | None] = {}
+        self.freed: dict[Input, tuple[Moved, int]] = {}
+        self.on_host: set[Moved] = set()
         self.findings = Findings([], [], 0)
         self.freed_twice = 0
 
@@ -87,7 +87,7 @@ class _Machine:
                 self.alias[Output(position, index)] = self.buffer(inputs[shared])
 
     def buffer(self, name: Input) -> Input:
-        """The memory behind a name, whether it is there or gone."""
+        """The memory that a name stands for, whether it is there or gone."""
         if isinstance(name, ParameterRef):
             return ParameterRef(name.name)
         return self.alias.get(name, name)
@@ -115,7 +115,7 @@ class _Machine:
         elif operation.op == FREE and operation.side == DEVICE:
             self.free(data, position)
 
-    def free(self, data: Datum, position: int) -> None:
+    def free(self, data: Moved, position: int) -> None:
         # A remote parameter owns nothing on the device until a load is assigned to it.
         start = None if isinstance(data, ParameterRef) else self.buffer(data)
         buffer = self.owned.get(data, start)

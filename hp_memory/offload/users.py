@@ -1,4 +1,4 @@
-"""Who uses which datum, and which data may be moved at all."""
+"""Who uses which tensor, and which tensors may be moved at all."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class Use(NamedTuple):
     """Input ``index`` of the kernel at position ``node``."""
 
     node: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which a Use has no use for
 
 
 @dataclass(slots=True)
 class UserInfo:
-    """A datum and all its users in execution order; readers of a view of it are its users too."""
+    """A tensor and all its users in execution order; readers of a view of it are its users too."""
 
     node: Output
     users: list[Use] = field(default_factory=list)
 
 
 def collect_all_node_users(draft: Draft, tuples: bool) -> list[UserInfo]:
-    """Users of every kernel output, data in the order of their first use.
+    """Users of every kernel output, tensors in the order of their first use.
 
-    Parameters are no data here, being a graph output is no use, and a ConditionSwitch uses only its condition.
+    Parameters don't count here, being a graph output is no use, and a ConditionSwitch uses only its condition.
     ``tuples``: kernels with several outputs count too, each use booked on output 0 as MindSpore 2.10.0 does; else
     they are left out.
     """
@@ -54,7 +54,7 @@ def collect_all_node_users(draft: Draft, tuples: bool) -> list[UserInfo]:
 
 
 def booked_on(draft: Draft, source: Input, origins: Mapping[Input, Input]) -> Output | None:
-    """The datum that MindSpore 2.10.0 takes a use for; None for a parameter.
+    """The tensor that MindSpore 2.10.0 takes a use for; None for a parameter.
 
     A use of any output of a tuple counts for output 0, unless it is read through a ConditionSwitch.
     """
@@ -67,7 +67,7 @@ def booked_on(draft: Draft, source: Input, origins: Mapping[Input, Input]) -> Ou
 
 
 def passes_branch(draft: Draft, source: Input) -> bool:
-    """Whether a datum is read through a ConditionSwitch, for which the true output of a tuple is found."""
+    """Whether a tensor is read through a ConditionSwitch, for which the true output of a tuple is found."""
     nodes = draft.graph.nodes
     while isinstance(source, Output) and nodes[source.node].view:
         source = draft.inputs(source.node)[0]
@@ -80,7 +80,7 @@ def is_ref_input(node: Node, index: int) -> bool:
 
 
 def why_invalid(graph: Graph, info: UserInfo) -> str | None:
-    """The reason this datum may not be moved, or None.
+    """The reason this tensor may not be moved, or None.
 
     Size is no reason, and a producer that works in place is fine. View and inplace users are refused only together.
     """

@@ -42,7 +42,7 @@ def _table(result: dict[str, Any], records: Sequence[dict[str, Any]]) -> Table:
         rows.append(["unigram entropy of the text", f"{result['unigram_entropy']:.3f} nats/token"])
     if records:
         rows.append(["loss of the first step", f"{records[0]['loss']:.3f}"])
-    # A job that was killed behind its last checkpoint has no step left to do.
+    # A job that was killed after its last checkpoint has no step left to do.
     if "mean_of_last_10" in result:
         rows.append(["mean loss of the last 10 steps", f"{result['mean_of_last_10']:.3f}"])
     if "validation_loss" in result:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from hp_memory.estimate.account.held import held
-from hp_memory.estimate.tracing.record import BARE, LayerTrace
+from hp_memory.estimate.tracing.record import BARE, LayerTrace, Storage
 from hp_memory.layout import REGIONS_OF_KIND, ActivationPlan, LayerPlan
+
+Storages = tuple[tuple[tuple[int, ...], str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,8 @@ class LayerCheck:
 
     kind: str
     layout: str
-    held: tuple[tuple[tuple[int, ...], str, int], ...]
-    expected: tuple[tuple[tuple[int, ...], str, int], ...]
+    held: Storages
+    expected: Storages
     replay_flops: int
     expected_replay_flops: int
     receipt: str = field(default="", compare=False)
@@ -62,8 +65,13 @@ def compare(trace_: LayerTrace, plain: LayerTrace, layer: LayerPlan, installed: 
     return LayerCheck(
         layer.kind,
         layer.layout.name,
-        *(tuple(sorted((s.shape, s.dtype, s.nbytes) for s in group)) for group in (found, wanted)),
+        _in_order(found),
+        _in_order(wanted),
         trace_.flops("replay"),
         plain.flops("forward", (*replayed, BARE)) if replayed else 0,
         receipt,
     )
+
+
+def _in_order(storages: Iterable[Storage]) -> Storages:
+    return tuple(sorted((s.shape, s.dtype, s.nbytes) for s in storages))

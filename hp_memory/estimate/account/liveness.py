@@ -124,7 +124,7 @@ def of_phase(trace: LayerTrace, phase: Phase) -> tuple[list[Op], dict[int, int],
 
 
 def _positions(trace: LayerTrace, ops: Sequence[Op]) -> np.ndarray:
-    """For each operation of the trace, the last of ``ops`` (a part of it, in order) that isn't behind it; -1 before."""
+    """For each operation of the trace, the last of ``ops`` (a part of it, in order) that isn't later; else -1."""
     chosen = {id(op) for op in ops}
     return np.cumsum([id(op) in chosen for op in trace.ops]) - 1
 
@@ -180,7 +180,7 @@ def saved_bytes(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool
 
 def gradients_for_dw(trace: LayerTrace) -> int:
     """Bytes of the gradients that dw still needs after dx: one as large as each output of a product with weights."""
-    found = set()
+    found: set[int] = set()
     for op in trace.of_phase("forward"):
         if op.flops and any(trace.storages[n].kind == "parameter" for n in op.reads):
             found.update(op.writes)

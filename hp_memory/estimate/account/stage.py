@@ -149,15 +149,15 @@ def demand(op: Op, prefired: bool, count: int, i: int) -> list[tuple[int, str]]:
 
     The search adds up the same pairs, so that what it is told fits is what the timeline shows.
     """
-    ahead, behind = range(i), range(i + 1, count)
+    ahead, later = range(i), range(i + 1, count)
     if op == "F":
         return [(i, "working_forward"), *((j, "held") for j in ahead)]
     if op == "R":
-        return [*((j, "replayed") for j in (*ahead, i)), *((j, "held") for j in behind)]
+        return [*((j, "replayed") for j in (*ahead, i)), *((j, "held") for j in later)]
     if op == "BW":
         stay = "replayed" if prefired else "held"
         return [(i, "working_backward"), *((j, stay) for j in ahead)]
-    everyone = [(j, "replayed") for j in (i, *behind)]
+    everyone = [(j, "replayed") for j in (i, *later)]
     everyone += [(j, "replayed" if prefired or op == "W" else "held") for j in ahead]
-    waiting = [(j, "waiting") for j in (range(count) if op == "W" else behind)]
+    waiting = [(j, "waiting") for j in (range(count) if op == "W" else later)]
     return [*everyone, *waiting, (i, "gradients")]

@@ -6,7 +6,7 @@ Sizes come from the traced parameters; how they are spread is MindFormers' FSDP:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,7 +86,9 @@ _BY_ALL = "pipeline, tensor, fsdp; experts also by expert"
 _BY_GATHERED = "expert, tensor; pipeline where kept after forward, else the largest layers"
 
 
-def _spread(own: Sequence[Parameter], parallel: ParallelSettings, size, spread: bool) -> int:
+def _spread(
+    own: Sequence[Parameter], parallel: ParallelSettings, size: Callable[[Parameter], int], spread: bool
+) -> int:
     dense, experts = shards(parallel) if spread else (1, 1)
     return sum(size(p) // (experts if p.expert else dense) for p in own)
 

@@ -45,7 +45,8 @@ def _forward(trace: LayerTrace, found: HeldOf, count: int) -> np.ndarray:
     ops, first, last = liveness.of_phase(trace, "forward")
     end = len(ops) - 1
     stays = set(trace.inputs) | set(trace.outputs)
-    always, until = np.zeros(len(ops) + 1, np.int64), {}
+    always = np.zeros(len(ops) + 1, np.int64)
+    until: dict[int, list[int]] = {}
     for number in {n for n in last if trace.activation(n)} | set(trace.inputs):
         start = 0 if number in trace.inputs else first.get(number, 0)
         stop = end if number in stays else min(last[number], end)
@@ -66,7 +67,8 @@ def _backward(trace: LayerTrace, choices: Choices, found: HeldOf) -> np.ndarray:
     """Backward's own operations: all that was saved until its last use, and what is held until the end."""
     ops, first, last = liveness.of_phase(trace, "backward")
     end, saved = len(ops) - 1, liveness.saved_storages(trace)
-    always, until = np.zeros(len(ops) + 1, np.int64), {}
+    always = np.zeros(len(ops) + 1, np.int64)
+    until: dict[int, list[tuple[int, np.ndarray]]] = {}
     for number in last:
         if trace.activation(number):
             always[0 if number in saved else first[number]] += trace.storages[number].nbytes

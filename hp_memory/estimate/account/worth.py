@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hp_memory.estimate.account.held import held_by
 from hp_memory.estimate.tracing.record import BARE, LayerTrace
 from hp_memory.layout import ActivationPlan, Layout
+from hp_memory.layout.regions import Kind
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def bytes_held(trace: LayerTrace, replayed: tuple[str, ...] | list[str], layout:
     return trace.nbytes(entry.storage for entry in held_by(trace, replayed, layout.keep_outputs))
 
 
-def not_worth_of(traces: dict[str, LayerTrace], plan: ActivationPlan) -> list[NotWorth]:
+def not_worth_of(traces: Mapping[Kind, LayerTrace], plan: ActivationPlan) -> list[NotWorth]:
     """The same for each kind and layout of a plan, once."""
     found: dict[tuple, NotWorth | None] = {}
     for layer in plan.layers:

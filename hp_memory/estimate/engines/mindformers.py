@@ -197,8 +197,8 @@ def build(
 
 def spread_experts(layer: Any, parallel: ParallelSettings, routing: Routing) -> None:
     """Gives a MoE block this rank's experts only, and MindFormers' own dispatch and combine around them."""
-    module = importlib.import_module(_EP)
-    utils = importlib.import_module("mindformers.pynative.distributed.utils")
+    module: Any = importlib.import_module(_EP)
+    utils: Any = importlib.import_module("mindformers.pynative.distributed.utils")
     mesh = _mesh(parallel.expert)
     before = utils.shard_module, module.get_rank, module.get_ep_group_name
     utils.shard_module = _keep_own_experts
@@ -215,20 +215,17 @@ def spread_experts(layer: Any, parallel: ParallelSettings, routing: Routing) -> 
 def _exchange(routing: Routing, width: int) -> Callable[..., tuple[Tensor, None]]:
     out, home = routing.received * width, routing.sent * width
 
-    def all_to_all_single(output: Any, input: Tensor, **_: Any) -> tuple[Tensor, None]:
-        outward = all_to_all_single.outward
-        all_to_all_single.outward = not outward
-        return arrive(input, (out if outward else home,)), None
+    outward = True
 
     # Each forward sends rows out once and fetches them home once, and so does a replay of both. What a layout saves
     # isn't called again: then only the other way is, which the elements that come in tell apart.
-    def told_by_size(output: Any, input: Tensor, **rest: Any) -> tuple[Tensor, None]:
-        if out != home:
-            all_to_all_single.outward = input.size == home
-        return all_to_all_single(output, input, **rest)
+    def all_to_all_single(output: Any, input: Tensor, **_: Any) -> tuple[Tensor, None]:
+        nonlocal outward
+        goes_out = outward if out == home else input.size == home
+        outward = not goes_out
+        return arrive(input, (out if goes_out else home,)), None
 
-    all_to_all_single.outward = True
-    return told_by_size
+    return all_to_all_single
 
 
 def _mesh(size: int) -> Any:
@@ -328,10 +325,11 @@ class _Model:
         blocks = [*self.gpt.decoder.layers._cells.values()]
         if self.gpt.mtp is not None:
             blocks += [layer.transformer_layer for layer in self.gpt.mtp.layers]
-        if work.parallel.expert > 1:
+        routing = _routing(work)
+        if work.parallel.expert > 1 and routing is not None:
             for block in blocks:
                 if hasattr(block.mlp, "router"):
-                    spread_experts(block, work.parallel, _routing(work))
+                    spread_experts(block, work.parallel, routing)
         # Before anything is put around constructs that the map replaces.
         self.blocks = region_map_of(self.gpt)
         if work.parallel.tensor > 1:
@@ -360,6 +358,7 @@ class _Model:
         """The trace of one block, and what its wrappers kept if a plan is installed."""
         self._open()
         passage = self.passages[block.layer]
+        assert passage.call is not None, "the model's forward calls every block"
         args, kwargs = passage.call
         for site in block.sites:
             if len(site.regions) == 1:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import mindspore as ms
 import numpy as np
@@ -68,7 +68,8 @@ def _collectives() -> SimpleNamespace:
 def on_meta(chosen: np.ndarray) -> Iterator[None]:
     """While inside, the model is built with its CPU kernels on the meta device and routes as ``chosen`` (T, k) says."""
     before = devices.kernels, devices.collectives
-    together = _collectives()
+    # A namespace with the functions of the module that it stands for.
+    together = cast(ModuleType, _collectives())
     devices.kernels, devices.collectives = (lambda: cpu_kernels), (lambda: together)
 
     def inject(tensor: Tensor) -> np.ndarray | None:
@@ -104,9 +105,11 @@ def _warm_up() -> None:
     Which kernel an operation's backward uses is settled by its first run in a process; settled on the meta device, it
     is one that a CPU lacks (softmax), and training in the same process would fail.
     """
-    sizes = {"num_layers": 2, "hidden_size": 8, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "ffn_size": 8}
-    experts = {"first_dense_layers": 1, "num_experts": 2, "top_k": 1, "expert_ffn_size": 8, "shared_experts": 1}
-    model = build_real(ModelSettings(REFERENCE, **sizes, **experts, vocab_size=8, seq_length=4), ParallelSettings())
+    sizes: dict[str, Any] = {
+        "num_layers": 2, "hidden_size": 8, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "ffn_size": 8,
+        "first_dense_layers": 1, "num_experts": 2, "top_k": 1, "expert_ffn_size": 8, "shared_experts": 1,
+    }  # fmt: skip
+    model = build_real(ModelSettings(REFERENCE, **sizes, vocab_size=8, seq_length=4), ParallelSettings())
     ids = ops.zeros((1, 4), ms.int32)
     weights = ms.ParameterTuple(model.trainable_params())
     ms.value_and_grad(lambda x: next_token_loss(model(x), x), None, weights)(ids)

@@ -20,6 +20,8 @@ from hp_memory.estimate.tracing.record import LayerTrace
 from hp_memory.estimate.workload import Workload, hidden_bytes
 from hp_memory.layout import LayerOverride, LayoutSettings, build_plan
 from hp_memory.layout.layers import format_layers
+from hp_memory.layout.regions import Kind
+from hp_memory.pipeline.schedule import Schedule
 from hp_memory.pipeline.settings import PipelineSettings
 
 GIB = 2**30
@@ -103,15 +105,15 @@ class Planner:
         self.interrupted = False
 
     @cached_property
-    def ways(self) -> Mapping[str, Ways]:
+    def ways(self) -> Mapping[Kind, Ways]:
         """What may be chosen for each kind of layer; kinds that do the same share it."""
-        found: dict[str, Ways] = {}
+        found: dict[Kind, Ways] = {}
         for kind, traced in self.model.layers.items():
             same = next((k for k in found if _alike(self.model.layers[k], traced)), None)
             found[kind] = found[same] if same else ways(traced, self.costs(kind))
         return found
 
-    def costs(self, kind: str) -> dict[str, float]:
+    def costs(self, kind: Kind) -> dict[str, float]:
         """What one replay of each region of a kind costs."""
         return replay_costs(self.model.layers[kind], self.search, self.settings.device)
 
@@ -126,7 +128,7 @@ class Planner:
         schedule, chunks = schedule_of(self.pipeline), chunks_of(self.pipeline, self.model)
         return tuple(self._problem(schedule, chunks, rank) for rank in range(schedule.ranks))
 
-    def _problem(self, schedule, chunks, rank: int) -> RankProblem:
+    def _problem(self, schedule: Schedule, chunks: Sequence[Sequence[int]], rank: int) -> RankProblem:
         own, last = schedule.chunks_of(rank), len(chunks) - 1
         slots = [self._slot(c, layer) for c in own for layer in chunks[c]]
         if last in own and self.model.head is not None:

@@ -108,6 +108,7 @@ class _Reader:
 
     def mark(self, what: str, name: str = "") -> None:
         if what == "op":
+            assert self.running is not None, "the log names an operation before a layer"
             self.running.ops.append(name)
         elif what == "results":
             self.over = True

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hp_memory.layout.regions import Kind
+
 Phase = Literal["forward", "replay", "backward"]
+Views = Literal["shared", "copied"]
 StorageKind = Literal["activation", "input", "parameter", "constant"]
 
 BARE = ""
@@ -149,8 +152,8 @@ class ModelTrace:
         notes: what was replaced to trace the code, for the report.
     """
 
-    kinds: tuple[str, ...]
-    layers: Mapping[str, LayerTrace]
+    kinds: tuple[Kind, ...]
+    layers: Mapping[Kind, LayerTrace]
     embedding: LayerTrace | None
     head: LayerTrace | None
     total_parameters: int

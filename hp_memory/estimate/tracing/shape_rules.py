@@ -15,12 +15,12 @@ on_exchange: list[Callable[[Tensor, Tensor], object]] = []
 
 class _Arrival(_Function):
     @staticmethod
-    def forward(ctx, x, shape):
+    def forward(ctx: Any, x: Tensor, shape: Sequence[int]) -> Tensor:
         ctx.back = x.shape
         return _exchanged(x, shape)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _exchanged(grad, ctx.back), None
 
 

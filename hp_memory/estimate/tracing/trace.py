@@ -13,16 +13,15 @@ import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import mindspore as ms
 from mindspore import MsDispatchMode, Parameter, Tensor, mint, nn
 
 from hp_memory.activation import is_recomputing, native, observing
 from hp_memory.estimate.tracing import flops, record, shape_rules, values
-from hp_memory.estimate.tracing.record import BARE, EXCHANGE, HOST_READ, LayerTrace, Op, Saved, Storage
+from hp_memory.estimate.tracing.record import BARE, EXCHANGE, HOST_READ, LayerTrace, Op, Saved, Storage, Views
 
-Views = Literal["shared", "copied"]
 _KEY = "hp_memory_storage"
 
 # Operations whose result is a view of their first tensor, beside all whose name ends in View.
@@ -274,7 +273,8 @@ def _recording(recorder: Recorder, hooks: type) -> Iterator[None]:
     values.on_make.append(recorder.made_by_host)
     values.on_read.append(recorder.host_read)
     shape_rules.on_exchange.append(recorder.exchanged)
-    before, native.hooks = native.hooks, hooks
+    before = native.hooks
+    vars(native)["hooks"] = hooks
     contiguous = Tensor.contiguous
     if recorder.views == "shared":
         # What stands for a view lies in one piece and wouldn't be copied.
@@ -283,7 +283,7 @@ def _recording(recorder: Recorder, hooks: type) -> Iterator[None]:
         with recorder, before(recorder.pack, lambda packed: packed):
             yield
     finally:
-        native.hooks, Tensor.contiguous = before, contiguous
+        vars(native)["hooks"], Tensor.contiguous = before, contiguous
         values.on_make.pop()
         values.on_read.pop()
         shape_rules.on_exchange.pop()
@@ -339,7 +339,8 @@ def record_layer(
     """
     # Operations that wait in a queue would hold their operands longer than the code does.
     ms.runtime.launch_blocking()
-    recorder, kept = Recorder(trace, views, excluded), []
+    kept: list[Saved] = []
+    recorder = Recorder(trace, views, excluded)
     for tensor in (*weights, *constants):
         recorder.adopt(tensor, "parameter" if isinstance(tensor, Parameter) else "constant")
     trace.inputs = tuple(recorder.adopt(tensor, "input").storage for tensor in inputs)
@@ -381,7 +382,7 @@ def attribute_backward(trace: LayerTrace) -> None:
     """Gives each backward operation the region whose saved tensors or parameters it reads.
 
     Others follow the one before.
-    Backward runs the regions in reverse, so of several candidates the latest that isn't behind is taken.
+    Backward runs the regions in reverse, so of several candidates the latest that isn't later is taken.
     """
     order = {region: i for i, region in enumerate(trace.regions)}
     readers: dict[int, set[str]] = {}

@@ -18,7 +18,7 @@ from hp_memory.launch.plan import LaunchPlan, NodePlan
 from hp_memory.launch.progress import RankView, newly_stalled
 from hp_memory.launch.wire import STOP
 
-# Failures that arrive together are collected for this long, so that a cause isn't lost behind its consequence.
+# Failures that arrive together are collected for this long, so that a cause isn't lost among its consequences.
 GATHER = 1.0
 # How long a node gets to end its processes and say so (SIGTERM, 2 s, SIGKILL).
 FAREWELL = 12.0

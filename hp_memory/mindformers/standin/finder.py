@@ -41,7 +41,7 @@ class _Finder(MetaPathFinder, Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__stub__ = True
+        vars(module)["__stub__"] = True
         parts = [importlib.import_module(f"hp_memory.mindformers.standin.{part}") for part in _PARTS]
         for name in MODULES[module.__name__[len(ROOT) :]]:
             setattr(module, name, next(getattr(part, name) for part in parts if hasattr(part, name)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from mindspore import nn
 
@@ -96,7 +96,7 @@ class HSDPModule:
             unit.zero_grad()
 
     def _units(self) -> list[Unit]:
-        cells = (cell for _, cell in self.cells_and_names())
+        cells = (cell for _, cell in cast(nn.Cell, self).cells_and_names())
         return [cell.hsdp_scheduler for cell in cells if isinstance(cell, HSDPModule)]
 
 
@@ -129,8 +129,10 @@ def fully_shard(
         NeedsHyperParallel: for what isn't here.
     """
     _refuse(module, mesh, mp_policy, offload_policy, {name: value for name, value in unknown.items() if value})
+    assert mesh is not None, "refused above"
     unit = Unit(module, mesh, reshard_after_forward, [id(p) for p in replicate_params or ()])
-    module.__class__ = _sharded_class(type(module))
+    cls: type = type(module)
+    module.__class__ = _sharded_class(cls)
     object.__setattr__(module, "hsdp_scheduler", unit)
     return module
 

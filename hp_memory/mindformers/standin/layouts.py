@@ -66,7 +66,7 @@ class Layout:
         """
         shape = list(self.full_shape)
         for cut in self.cuts:
-            if cut.placement.is_shard():
+            if isinstance(cut.placement, Shard):
                 dim = cut.placement.dim
                 if shape[dim] % cut.parts:
                     what = f"{cut.parts} unequal parts of dimension {dim} of {self.full_shape}"
@@ -77,7 +77,7 @@ class Layout:
     def local_part(self, whole: np.ndarray) -> np.ndarray:
         """This rank's part of a whole tensor."""
         for cut in self.cuts:
-            if cut.placement.is_shard():
+            if isinstance(cut.placement, Shard):
                 whole = np.split(whole, cut.parts, axis=cut.placement.dim)[cut.mesh.get_local_rank()]
         return np.ascontiguousarray(whole)
 

@@ -112,8 +112,9 @@ class DeviceMesh:
 
     def ranks_along(self, mesh_dim: int | str | None = None) -> tuple[int, ...]:
         """The ranks that differ from this one along one dimension only, in its order."""
-        dim, coordinate = self._dim(mesh_dim), list(self.get_coordinate())
-        return tuple(self.mesh[(*coordinate[:dim], slice(None), *coordinate[dim + 1 :])].tolist())
+        dim, index = self._dim(mesh_dim), list[Any](self.get_coordinate())
+        index[dim] = slice(None)
+        return tuple(self.mesh[tuple(index)].tolist())
 
     get_rank_list_along_axis = ranks_along
 

@@ -2,7 +2,7 @@
 
 The orders are this project's own (``hp_memory.pipeline``): 1F1B, interleaved 1F1B and GPipe are what the literature
 calls so, in HyperParallel too. Modelled after ``hyper_parallel/core/pipeline_parallel/scheduler.py``: the types of
-steps, pairs of a backward and a forward (``OVERLAP_B_F``), a pair's backward cut into dx inside it and dw behind its
+steps, pairs of a backward and a forward (``OVERLAP_B_F``), a pair's backward cut into dx inside it and dw after its
 messages, functions registered for a type of step, and the steps that gather, reduce and reshard an FSDP module around
 all micro-batches.
 """
@@ -114,7 +114,7 @@ def paired(order: Sequence[MetaStep]) -> list[MetaStep]:
 
 
 def cut(order: Sequence[MetaStep]) -> list[MetaStep]:
-    """The order with the backward of each pair as dx, and its dw behind the sends that follow the pair.
+    """The order with the backward of each pair as dx, and its dw after the sends that follow the pair.
 
     The first stage has no dx, so its backward stays whole.
     """
@@ -137,7 +137,7 @@ def cut(order: Sequence[MetaStep]) -> list[MetaStep]:
 def with_fsdp(order: Sequence[MetaStep], stages: frozenset[int], micros: int) -> list[MetaStep]:
     """The order with the steps that gather, reduce and reshard ``stages`` where these are FSDP modules.
 
-    A stage's gradients are reduced once, behind its last backward; it is gathered again only where more than
+    A stage's gradients are reduced once, after its last backward; it is gathered again only where more than
     ``GATHERED_AT_ONCE`` stages take turns.
     """
     done: list[MetaStep] = []

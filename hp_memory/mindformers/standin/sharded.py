@@ -42,6 +42,10 @@ class _Held:
     def _put(self, parameter: Parameter) -> None:
         self.owner._params[self.name] = parameter
 
+    def take_gradient(self, average: bool) -> None:
+        """Adds what a backward left, reduced over the ranks, to ``main_grad``."""
+        raise NotImplementedError
+
     def zero_grad(self) -> None:
         self.held.grad = None
         self.held.main_grad = None
@@ -116,7 +120,7 @@ class Sharded(_Held):
         if self.in_place:
             self._put(self.held)
             self.in_place = False
-        if self.gathered:
+        if self.gathered and self.buffer is not None:
             self.buffer.untyped_storage().resize_(0)
             self.gathered = False
 

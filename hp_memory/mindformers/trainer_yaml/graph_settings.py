@@ -25,7 +25,7 @@ def recompute_config(
         before: the file's own section.
 
     Raises:
-        ConfigError: for a layer that is replayed in part, or behind one that isn't.
+        ConfigError: for a layer that is replayed in part, or that follows one that isn't.
     """
     whole = [_is_whole(plan, layer) for layer in range(len(plan.layers))]
     counts = [_first(whole, chunk) for chunk in chunks]

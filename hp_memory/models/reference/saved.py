@@ -148,7 +148,7 @@ HELD: Mapping[str, Mapping[str, _Rows]] = {
         "chain_exclude": _WHOLE_PATH,
     },
 }
-# all2all -> resort -> gmm alone, between two replayed operations: the activations behind the document's counts.
+# all2all -> resort -> gmm alone, between two replayed operations: the activations that the document counts.
 CHAIN: Mapping[str, _Rows] = {
     "op_exclude, inputs kept": {REPLAY: ("received", "hidden"), KEPT: ("sorted",)},
     "op_exclude": {REPLAY: ("received", "hidden")},

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items):
 
 
 def run(script: str, *args: str, timeout: int = 600, **env: str) -> dict:
-    """The JSON that ``script`` prints behind ``RESULT``; its whole output where it fails."""
+    """The JSON that ``script`` prints after ``RESULT``; its whole output where it fails."""
     done = subprocess.run(
         [sys.executable, str(HERE / script), *args],
         capture_output=True,

@@ -9,7 +9,7 @@ from mindspore import mint, ops
 from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper, observe
 
 # all2all moves tokens and needs nothing for backward; resort neither; gmm saves its input; its output is read by the
-# combine behind the chain, which is replayed.
+# combine after the chain, which is replayed.
 CHAIN = {
     "all2all": lambda self, x: x + 0.0,
     "resort": lambda self, x: x * 2.0,

@@ -101,7 +101,7 @@ def test_built_in_operations_on_parts_of_one_storage(steps, tensor, split):
 
 
 def test_offsets_of_large_inputs(steps):
-    """Far apart in one storage: what lay behind the first would be far outside the second."""
+    """Far apart in one storage: what lay after the first would be far outside the second."""
     x = Tensor(np.random.RandomState(0).randn(4, 1024).astype(np.float32))
     body = saves_views(VIEWS["transposed"])
     region = checkpoint_exclude_wrapper(body, name="r")

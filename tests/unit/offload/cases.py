@@ -32,7 +32,7 @@ def key(ref: Any) -> str:
 
 
 def by_datum(operations: list[dict[str, Any]]) -> dict[str, list[tuple]]:
-    """The slot's operations for each datum: MindSpore orders different data by address."""
+    """The slot's operations for each tensor: MindSpore orders different tensors by address."""
     found: dict[str, list[tuple]] = {}
     for operation in operations:
         rest = tuple(operation.get(name) for name in ("op", "stream", "event", "side", "copy"))

@@ -27,7 +27,7 @@ def plan_with(graph, **settings):
 
 
 def order_in_words(plan) -> str:
-    """The execution order with an operation as ``op(datum)``, events and streams left out."""
+    """The execution order with an operation as ``op(tensor)``, events and streams left out."""
     words = {"copy_to_host": "D2H", "copy_to_device": "H2D", "copy_to_host_inplace": "WB"}
     return " ".join(
         step.name if hasattr(step, "name") else f"{words.get(step.op, step.op)}({plan.label(step.data)})"

@@ -1,4 +1,4 @@
-"""Plans against those of MindSpore 2.10.0's own optimizer, per slot and per datum."""
+"""Plans against those of MindSpore 2.10.0's own optimizer, per slot and per tensor."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ FORWARD = {"m1": ["x"], "m3": ["m1"], "m4": ["m3"], "m5": ["m3", "m4"], "mul": [
 
 
 def test_the_documents_a_to_e_example(graph, plan, words):
-    """The document puts the copies at [A, D2H, B, C, D, E, H2D]; the optimizer reloads before E, not behind it."""
+    """The document puts the copies at [A, D2H, B, C, D, E, H2D]; the optimizer reloads before E, not after it."""
     found = plan(graph(A_TO_E, ["E"]), select_distance=2, prefetch_distance=0)
     save = "send(A) recv(A) D2H(A) send(A) recv(A) free(A) assign(A)"
     reload = "H2D(A) send(A) recv(A) free(A) assign(A)"

@@ -56,14 +56,14 @@ def activations(plan, kind):
 
 
 @given(plans())
-def test_every_moved_activation_is_saved_once_behind_its_producer(plan):
+def test_every_moved_activation_is_saved_once_after_its_producer(plan):
     saves = [operation.data for operation in activations(plan, "copy_to_host")]
     assert sorted(saves) == sorted(info.data_node for info in plan.offload_infos)
     assert all(operation.slot == operation.data.node for operation in activations(plan, "copy_to_host"))
 
 
 @given(plans())
-def test_every_use_behind_the_gap_reads_a_reload(plan):
+def test_every_use_after_the_gap_reads_a_reload(plan):
     for info in plan.offload_infos:
         for use in (use for group in info.replace_info_list for use in group.replace_rest_nodes):
             read = plan.inputs[use.node][use.index]

@@ -103,11 +103,11 @@ def test_a_pair_is_a_backward_and_the_forward_after_it():
     assert row[-2].type is T.BWD, "the last backwards have no forward beside them"
 
 
-def test_dw_is_behind_the_messages_of_its_pair_and_the_first_stage_has_none():
+def test_dw_is_following_the_messages_of_its_pair_and_the_first_stage_has_none():
     for row in orders("interleaved_1f1b", 2, 4, 2, "split"):
-        for step, behind in pairwise(row):
+        for step, following in pairwise(row):
             if step.type is T.OVERLAP_B_F and step.sub_steps[0].type is T.BWD_INPUT:
-                assert behind.type in (T.BWD_SEND, T.FWD_SEND, T.BWD_WEIGHT)
+                assert following.type in (T.BWD_SEND, T.FWD_SEND, T.BWD_WEIGHT)
         split = [step for step in row if step.type is T.BWD_WEIGHT]
         assert split
         assert all(step.stage_index > 0 for step in split)
