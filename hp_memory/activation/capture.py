@@ -17,10 +17,10 @@ from hp_memory.activation.frames import Frame
 from hp_memory.activation.geometry import view_of
 from hp_memory.activation.recipes import Copy, OfParameter, Slot, View
 from hp_memory.activation.trees import Path, call_tensors
+from hp_memory.activation.weights import FOLLOWED, SAME_ORDER, axes_of
 
 _MARK = "hp_memory_input"
-# Graph nodes that change the shape and leave the order of elements: reshaping the input gives the same values.
-_SAME_ORDER = frozenset({"Contiguous", "Reshape", "View", "ExpandDims", "ExpandDimsView", "Squeeze"})
+_FARTHEST = 8  # graph nodes between a saved tensor and what it is made of
 
 
 class _Mark:
@@ -72,7 +72,8 @@ class Capture:
         self.foreign: set[tuple] = set()
         self.packs = 0
         self.inputs = self._mark(args, kwargs)
-        self.parameters = [(c, n) for c, n in region.parameters() if c._params.get(n) is not None]
+        self.parameters = region.parameters()
+        self.others: dict | None = None  # of parameters that no earlier call saved, by node
         self.touched: set[int] = set()  # storages that an operation was seen to write
         self.nodes: dict | None = None
         self.storages: dict | None = None
@@ -107,7 +108,7 @@ class Capture:
                 item.tensor._set_user_data(_MARK, None)
         for mark in self.marks:
             mark.capture = mark.slot = None
-        self.storages = self.nodes = self.frame = self.invocation = None
+        self.storages = self.nodes = self.others = self.frame = self.invocation = None
         self.inputs, self.parameters, self.moved = {}, [], []
 
     def settle(self) -> None:
@@ -149,8 +150,10 @@ class Capture:
             cell, name = known
             self.region.uses_parameter(cell, name)
             parameter = cell._params[name]
-            same = tensor.shape == parameter.shape and tensor.stride() == parameter.stride()
-            return OfParameter(cell, name, tuple(tensor.shape), tensor.dtype) if same else None
+            if tensor.shape == parameter.shape and tensor.stride() == parameter.stride():
+                return OfParameter(cell, name, tensor)
+            geometry = view_of(tensor, parameter)
+            return View(OfParameter(cell, name, parameter), geometry) if geometry is not None else None
         return self._view(tensor, known)
 
     @staticmethod
@@ -165,35 +168,52 @@ class Capture:
 
     def _of_node(self, tensor: Tensor) -> Any:
         """A parameter, or a copy of one or of an input, identified by the graph nodes that led to it."""
-        node, output, cast = tensor._grad_node, tensor._output_index, False
-        if node is None:
+        names, made_of = self._way_back(tensor)
+        if made_of is None:
             return None
-        made_of = self._by_node().get((node._unique_id(), output))
-        while made_of is None:
-            name = node.name() if node is not None else None
-            if name == "Cast":
-                if cast:
-                    return None
-                cast = True
-            elif name not in _SAME_ORDER:
-                return None
-            node, output = node.next_functions[0]
-            if node is not None:
-                made_of = self._by_node().get((node._unique_id(), output))
         if type(made_of) is not Input:
-            self.region.uses_parameter(*made_of)
-            return OfParameter(*made_of, tuple(tensor.shape), tensor.dtype)
-        if cast or made_of.tensor.size != tensor.size or made_of.tensor._version != made_of.version:
+            cell, name = made_of
+            axes = axes_of(tensor, names, cell._params[name].shape)
+            if axes is None:
+                return None
+            self.region.uses_parameter(cell, name)
+            return OfParameter(cell, name, tensor, axes)
+        same = SAME_ORDER.issuperset(names) and made_of.tensor.size == tensor.size
+        if not same or made_of.tensor._version != made_of.version:
             return None
         made_of.slot.uses += 1
         return Copy(made_of.slot, tuple(tensor.shape))
 
+    def _way_back(self, tensor: Tensor) -> tuple[list[str], Any]:
+        """The nodes from a tensor to the parameter or input that it was made of, and that; None if it is neither."""
+        names: list[str] = []
+        node, output = tensor._grad_node, tensor._output_index
+        while node is not None and len(names) <= _FARTHEST:
+            key, parents = (node._unique_id(), output), node.next_functions
+            made_of = self._by_node().get(key)
+            if made_of is None and not parents:
+                made_of = self._of_unused_parameter(key)
+            if made_of is not None:
+                return names, made_of
+            name = node.name()
+            if name not in FOLLOWED or not parents:
+                break
+            names.append(name)
+            node, output = parents[0]
+        return names, None
+
     def _by_node(self) -> dict:
         if self.nodes is None:
-            known = [(cell._params[name], (cell, name)) for cell, name in self.parameters]
-            known += [(item.tensor, item) for item in self.inputs.values() if item.slot is not None]
-            self.nodes = {node: what for tensor, what in known if (node := node_of(tensor)) is not None}
+            self.nodes = _nodes_of(self.parameters)
+            items = [item for item in self.inputs.values() if item.slot is not None]
+            self.nodes |= {node: item for item in items if (node := node_of(item.tensor)) is not None}
         return self.nodes
+
+    def _of_unused_parameter(self, leaf: tuple[int, int]) -> tuple[nn.Cell, str] | None:
+        """A parameter that no earlier call saved (another expert's, in a region that serves several)."""
+        if self.others is None:
+            self.others = _nodes_of(parameters_of(self.region.owner))
+        return self.others.get(leaf)
 
     def _by_storage(self) -> dict:
         """Addresses are null on the meta device, where nothing may be recognised by them."""
@@ -266,4 +286,10 @@ def parameters_of(owner: nn.Cell | None) -> list[tuple[nn.Cell, str]]:
     """(cell, name) of every parameter of ``owner``: where to find it again, also after it was resharded."""
     if owner is None:
         return []
-    return [(cell, name) for _, cell in owner.cells_and_names() for name in cell._params]
+    cells = (cell for _, cell in owner.cells_and_names())
+    return [(cell, name) for cell in cells for name, found in cell._params.items() if found is not None]
+
+
+def _nodes_of(parameters: list[tuple[nn.Cell, str]]) -> dict:
+    found = ((node_of(cell._params[name]), (cell, name)) for cell, name in parameters)
+    return {node: what for node, what in found if node is not None}

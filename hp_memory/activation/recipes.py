@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
 
 from hp_memory.activation import native, observing
 from hp_memory.activation.geometry import Flat, Slices
 from hp_memory.activation.moving import Moved
+from hp_memory.activation.weights import Axes
 from hp_memory.activation.writing import standing_alone
 from hp_memory.errors import ReplayError
 
@@ -54,11 +55,11 @@ class Slot:
 
 
 class View:
-    """A view of a slot's tensor: the operation saved a slice, transpose or reshape of a region's input."""
+    """A view of a slot's tensor or of a weight: the operation saved a slice, transpose or reshape of it."""
 
     __slots__ = ("geometry", "slot")
 
-    def __init__(self, slot: Slot, geometry: Flat | Slices) -> None:
+    def __init__(self, slot: Slot | OfParameter, geometry: Flat | Slices) -> None:
         self.slot = slot
         self.geometry = geometry
 
@@ -80,19 +81,21 @@ class Copy:
 
 
 class OfParameter:
-    """A Parameter, or a cast or reshape of one. The parameter is looked up again in its Cell when backward reads it.
+    """A Parameter, or a cast, reshape or transposition of one. It is looked up again in its Cell for backward.
 
     Keeping the tensor would keep the gathered copy of a sharded parameter, or a half-precision copy of the experts.
     As in every checkpoint, parameters must not change between a forward and its backward.
     """
 
-    __slots__ = ("cell", "dtype", "name", "shape")
+    __slots__ = ("axes", "cell", "contiguous", "dtype", "name", "shape")
 
-    def __init__(self, cell: nn.Cell, name: str, shape: tuple, dtype: Any) -> None:
+    def __init__(self, cell: nn.Cell, name: str, like: Tensor, axes: Axes = ()) -> None:
         self.cell = cell
         self.name = name
-        self.shape = shape
-        self.dtype = dtype
+        self.shape = tuple(like.shape)
+        self.dtype = like.dtype
+        self.axes = axes
+        self.contiguous = not axes or like.is_contiguous()
 
     def take(self) -> Any:
         value = self.cell._params[self.name].data
@@ -103,7 +106,11 @@ class OfParameter:
             )
         if value.dtype != self.dtype:
             value = ops.cast(value, self.dtype)
-        return standing_alone(value if tuple(value.shape) == self.shape else value.reshape(self.shape).contiguous())
+        if self.axes:
+            value = value.permute(self.axes)
+        if tuple(value.shape) != self.shape:
+            value = value.reshape(self.shape)
+        return standing_alone(value.contiguous() if self.contiguous else value)
 
 
 def _elements(shape: tuple) -> int:

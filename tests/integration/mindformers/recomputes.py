@@ -14,6 +14,7 @@ from mindspore import MsDispatchMode, nn
 
 SIZES = {"hidden_size": 128, "seq_length": 512, "num_experts": 8, "expert_ffn_size": 32, "ffn_size": 256}
 TOKENS = SIZES["seq_length"]
+HALVES = {"hidden_size": 256, "ffn_size": 2048, "expert_ffn_size": 512, "num_experts": 2, "top_k": 1, "n_group": 1}
 
 
 class Recomputed(nn.Cell):
@@ -111,6 +112,30 @@ def held() -> dict[str, float]:
     return {name: growth_per_forward(loss_of(one, TOKENS), forwards=4) / 1024 for name, one in built.items()}
 
 
+def weights() -> dict[str, tuple[float, float]]:
+    """KiB that MindFormers' own Linear and experts hold as saved regions, beside those of their weights in half."""
+    built, _ = model(HALVES)
+    dense, moe = built.model.decoder.layers
+    linear, experts = dense.mlp.linear_fc1, moe.mlp.experts
+    linear.compute_dtype = experts.compute_dtype = ms.float16
+    calls = {"linear": (linear, linear, ()), "experts": (experts, experts.experts_forward, (ms.Tensor([2, 4]),))}
+    return {name: (_saved(body, *more), _half_kib(cell)) for name, (cell, body, more) in calls.items()}
+
+
+def _saved(body: object, *more: ms.Tensor) -> float:
+    from hp_memory.activation import checkpoint_exclude_wrapper, checkpoint_wrapper
+    from hp_memory.compare.memory import growth_per_forward
+
+    saved = checkpoint_exclude_wrapper(body, name="saved")
+    x = ms.ops.ones((4, HALVES["hidden_size"]), ms.float32)
+    x.requires_grad_()
+    return growth_per_forward(checkpoint_wrapper(lambda: saved(ms.ops.tanh(x), *more)), forwards=4) / 1024
+
+
+def _half_kib(cell: nn.Cell) -> float:
+    return sum(p.size for p in cell.trainable_params()) * 2 / 1024
+
+
 class Replayed(MsDispatchMode):
     """Counts the operations of replays."""
 
@@ -139,7 +164,7 @@ def operations() -> dict[str, list[int]]:
 
 
 def found() -> dict:
-    return {"held": held(), "operations": operations()}
+    return {"held": held(), "operations": operations(), "weights": weights()}
 
 
 if __name__ == "__main__":

@@ -104,6 +104,11 @@ def test_full_holds_no_more_than_their_own_full_recompute_with_topk_saved(result
     assert held["theirs"] < held["none"] / 3
 
 
+def test_their_linear_and_experts_hold_no_copy_of_a_weight(results):
+    for held, weights in results["recomputes"]["weights"].values():
+        assert held < weights / 4
+
+
 def test_replays_of_their_blocks_end_early(results):
     for layout, (whole, early) in results["recomputes"]["operations"].items():
         assert early <= whole - 2 * 2, layout  # the additions of both blocks' residuals at least
