@@ -29,3 +29,10 @@ def positive_bytes_of(text: Any, path: str) -> int:
     if nbytes <= 0:
         raise ConfigError(path, text, "must be above 0")
     return nbytes
+
+
+def stated_bytes_of(text: Any, path: str) -> int:
+    """The same for what must have a unit: a bare number is as often meant in GiB as in bytes."""
+    if str(text).strip().replace(".", "", 1).isdigit() and float(str(text)) > 0:
+        raise ConfigError(path, text, "has no unit", (f"{text}GiB", f"{text}MiB"))
+    return positive_bytes_of(text, path)

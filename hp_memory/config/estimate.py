@@ -18,6 +18,7 @@ RESHARD = ("default", "always", "never")
 VIEWS = ("shared", "copied")
 COSTS = ("time", "flops", "given")
 GRANULARITY = ("layer", "stage")
+FREEDOMS = ("layout", "stages", "micro_batch", "schedule")
 MOST_BUDGETS = 100
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -118,6 +119,9 @@ class EstimateSettings:
 class SearchSettings:
     """What the search may choose, and what it pays."""
 
+    over: list[str] = field(default_factory=lambda: ["layout"])
+    """What may be chosen beside each layer's layout: ``stages`` (where they begin), ``micro_batch`` (at the same global
+    batch), ``schedule``."""
     cost: str = "time"
     """What a replay costs: ``time`` (from FLOPs, bytes moved and exchanged, and the device's speeds), ``flops``, or
     ``given`` (``times`` per region)."""
@@ -135,6 +139,7 @@ class SearchSettings:
         for name, accepted in (("cost", COSTS), ("per", GRANULARITY)):
             if getattr(self, name) not in accepted:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "not a choice", accepted)
+        self._check_over(path)
         if self.times and self.cost != "given":
             raise ConfigError(f"{path}.times", dict(self.times), f"has no effect with {path}.cost={self.cost}")
         if not self.times and self.cost == "given":
@@ -148,6 +153,16 @@ class SearchSettings:
             raise ConfigError(f"{path}.seconds", self.seconds, "must be above 0")
         if not 2 <= self.curve <= MOST_BUDGETS:
             raise ConfigError(f"{path}.curve", self.curve, f"a curve has 2 to {MOST_BUDGETS} budgets")
+
+    def _check_over(self, path: str) -> None:
+        for i, freedom in enumerate(self.over):
+            if freedom not in FREEDOMS:
+                raise ConfigError(f"{path}.over[{i}]", freedom, "not a choice", FREEDOMS, meant=freedom)
+        if "layout" not in self.over:
+            raise ConfigError(f"{path}.over", list(self.over), "layouts are always chosen: name layout too", FREEDOMS)
+        if len(self.over) > 1 and self.cost != "time":
+            why = f"{path}.cost={self.cost} doesn't say what a step takes"
+            raise ConfigError(f"{path}.over", list(self.over), why, (["layout"],))
 
 
 @dataclass

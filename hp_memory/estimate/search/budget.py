@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from hp_memory.estimate.engines.choice import trace
 from hp_memory.estimate.ranks import Estimate, chunks_of, estimate, schedule_of, traces_of_rank
 from hp_memory.estimate.search.options import Ways, replay_costs, ways
 from hp_memory.estimate.search.programme import Choice, Programme, Slot, fixed, situations
+from hp_memory.estimate.times.layer import layer_time
 from hp_memory.estimate.tracing.record import LayerTrace
 from hp_memory.estimate.workload import Workload, hidden_bytes
 from hp_memory.layout import LayerOverride, LayoutSettings, build_plan
@@ -103,6 +105,7 @@ class Planner:
         self.work, self.pipeline, self.settings, self.search = work, pipeline, settings, search
         self.model = trace(work)
         self.interrupted = False
+        self._problems: dict[tuple, RankProblem] = {}
 
     @cached_property
     def ways(self) -> Mapping[Kind, Ways]:
@@ -117,6 +120,13 @@ class Planner:
         """What one replay of each region of a kind costs."""
         return replay_costs(self.model.layers[kind], self.search, self.settings.device)
 
+    def cut(self, pipeline: PipelineSettings) -> Planner:
+        """The same model under another pipeline; what was traced and prepared is shared."""
+        made = copy.copy(self)
+        made.pipeline = pipeline
+        made.__dict__.pop("ranks", None)
+        return made
+
     @property
     def seconds(self) -> float:
         """What one call of the solver may take, so that all ranks together stay near the limit."""
@@ -130,13 +140,26 @@ class Planner:
 
     def _problem(self, schedule: Schedule, chunks: Sequence[Sequence[int]], rank: int) -> RankProblem:
         own, last = schedule.chunks_of(rank), len(chunks) - 1
-        slots = [self._slot(c, layer) for c in own for layer in chunks[c]]
-        if last in own and self.model.head is not None:
-            slots.append(Slot(last, None, fixed(unit_of(self.model.head, "head and loss", None, None))))
-        # A chunk's units run in order: the end of the model is the last of the last chunk.
-        slots.sort(key=lambda slot: own.index(slot.chunk))
-        layers = [layer for c in own for layer in chunks[c]]
-        traces = traces_of_rank(self.model, layers, 0 in own, last in own)
+        return self.problem(schedule, rank, {c: chunks[c] for c in own}, last in own)
+
+    def problem(self, schedule: Schedule, rank: int, own: Mapping[int, Sequence[int]], with_head: bool) -> RankProblem:
+        """A rank's problem with these layers in its chunks; equal kinds of layers make equal problems."""
+        kinds = tuple((c, tuple(self.model.kinds[layer] for layer in layers)) for c, layers in own.items())
+        key = (schedule.name, schedule.microbatches, schedule.prefires, schedule.placement, rank, kinds, with_head)
+        if key not in self._problems:
+            self._problems[key] = self._made(schedule, rank, own, with_head)
+        return self._problems[key]
+
+    def _made(self, schedule: Schedule, rank: int, own: Mapping[int, Sequence[int]], with_head: bool) -> RankProblem:
+        last = max(own)
+        slots = []
+        for chunk, layers in own.items():
+            slots += [self._slot(chunk, layer) for layer in layers]
+            # A chunk's units run in order: the end of the model is the last of the last chunk.
+            if chunk == last and with_head and self.model.head is not None:
+                slots.append(Slot(chunk, None, fixed(unit_of(self.model.head, "head and loss", None, None))))
+        layers = [layer for chunk in own.values() for layer in chunk]
+        traces = traces_of_rank(self.model, layers, 0 in own, with_head)
         static = terms.static_terms(traces, self.settings, self.work.parallel, hidden_bytes(self.work))
         step = terms.optimizer_step(traces, self.work.parallel)
         return RankProblem(rank, Programme(slots, situations(schedule, rank)), static, step)
@@ -174,10 +197,12 @@ class Planner:
     def _layout(self, choices: Sequence[Choice]) -> LayoutSettings:
         """The choices as a layout: the commonest as the base, runs of layers that differ as overrides."""
         chosen = {
-            slot.layer: slot.ways.replayed[pick]
+            layer: slot.ways.replayed[pick]
             for problem, choice in zip(self.ranks, choices, strict=True)
-            for slot, pick in zip(problem.programme.slots, choice.picks, strict=True)
-            if slot.layer is not None
+            for layer, (slot, pick) in zip(
+                self._layers_of(problem.rank), zip(problem.programme.slots, choice.picks, strict=True), strict=True
+            )
+            if layer is not None
         }
         runs: list[tuple[list[int], LayerOverride]] = []
         for layer in sorted(chosen):
@@ -188,6 +213,30 @@ class Planner:
                 runs.append(([layer], override))
         layers = [replace(o, layers=format_layers(ids)) for ids, o in runs if o.default == "save" or o.save]
         return LayoutSettings(name="search", default="recompute", layers=layers)
+
+    def base_seconds(self, layer: int) -> float:
+        """One micro-batch in one layer without a replay."""
+        return layer_time(self.model.layers[self.model.kinds[layer]], (), self.settings.device).total
+
+    def end_seconds(self) -> float:
+        """One micro-batch in what stands behind the decoder's layers."""
+        mtp = sum(self.base_seconds(i) for i, kind in enumerate(self.model.kinds) if kind == "mtp")
+        return mtp + (layer_time(self.model.head, (), self.settings.device).total if self.model.head else 0.0)
+
+    def replays(self, plan: Plan, rank: int) -> dict[int, float]:
+        """Seconds (or the cost model's unit) of one micro-batch's replay in each chunk of a rank."""
+        found: dict[int, float] = {}
+        slots, picks = self.ranks[rank].programme.slots, plan.choices[rank].picks
+        for slot, pick in zip(slots, picks, strict=True):
+            found[slot.chunk] = found.get(slot.chunk, 0.0) + float(slot.ways.cost[pick])
+        return found
+
+    def _layers_of(self, rank: int) -> list[int | None]:
+        """The layer of each of a rank's slots; equal problems are made once, for whichever layers came first."""
+        schedule, chunks = schedule_of(self.pipeline), chunks_of(self.pipeline, self.model)
+        own, last = schedule.chunks_of(rank), len(chunks) - 1
+        ends: list[int | None] = [None] if last in own and self.model.head is not None else []
+        return [*(layer for c in own for layer in chunks[c]), *ends]
 
     def _override(self, layer: int, replayed: tuple[str, ...]) -> LayerOverride:
         if not replayed:

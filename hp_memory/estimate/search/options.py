@@ -23,6 +23,7 @@ from hp_memory.estimate.account import liveness
 from hp_memory.estimate.account.held import free_regions
 from hp_memory.estimate.account.replay import choices_of
 from hp_memory.estimate.account.working import WorkingSets, working_sets
+from hp_memory.estimate.times.layer import replay_work
 from hp_memory.estimate.tracing.record import BARE, LayerTrace
 from hp_memory.layout import GROUPS
 
@@ -169,7 +170,8 @@ def replay_costs(trace: LayerTrace, search: SearchSettings, device: DeviceSettin
         return _given(regions, search.times)
     if search.cost == "flops":
         return {region: float(trace.flops("forward", (region,))) for region in regions}
-    return {region: _seconds(trace, region, device) for region in regions}
+    found = replay_work(trace, device)
+    return {region: found[region].total if region in found else 0.0 for region in regions}
 
 
 def _given(regions: tuple[str, ...], times: Mapping[str, float]) -> dict[str, float]:
@@ -177,16 +179,3 @@ def _given(regions: tuple[str, ...], times: Mapping[str, float]) -> dict[str, fl
     if missing:
         raise ConfigError("search.times", dict(times), f"{missing[0]} has no time", regions[:-1])
     return {region: float(times.get(region, 0.0)) for region in regions}
-
-
-def _seconds(trace: LayerTrace, region: str, device: DeviceSettings) -> float:
-    """Products at the device's speed, other operations by the bytes they touch, exchanges by what arrives."""
-    total = 0.0
-    for op in trace.of_phase("forward"):
-        if op.region != region:
-            continue
-        touched = trace.nbytes(set(op.reads) | set(op.writes)) if set(op.writes) - set(op.reads) else 0
-        total += max(op.flops / (device.teraflops * 1e12), touched / device.memory_bandwidth)
-    if region.startswith("all2all."):
-        total += trace.nbytes(trace.region_outputs.get(region, ())) / device.link_bandwidth
-    return total

@@ -141,6 +141,7 @@ class Programme:
 
     Attributes:
         counts: (moments, slots, amounts): how often each amount of each slot is alive in each moment.
+        known: what was found for a room before.
     """
 
     def __init__(self, slots: Sequence[Slot], where: Sequence[Situation]) -> None:
@@ -151,6 +152,7 @@ class Programme:
         self.groups = [[i for i, n in enumerate(names) if n == name] for name in dict.fromkeys(names)]
         self.tables = [np.stack([slot.ways.amounts[name] for name in AMOUNTS]) / _MIB for slot in slots]
         self.costs = [len(members) * slots[members[0]].ways.cost for members in self.groups]
+        self.known: dict[int, Choice] = {}
         self.bytes = [sum(self.counts[:, i] for i in m) @ self.tables[m[0]] for m in self.groups]
 
     def _row(self, need: Sequence[tuple[int, str, int]]) -> np.ndarray:
@@ -176,6 +178,8 @@ class Programme:
         Raises:
             SolverGaveUp: if the time was over before there was any plan.
         """
+        if room in self.known:
+            return self.known[room]
         until, columns = time.monotonic() + seconds, _COLUMNS
         priced = self._prices(room / _MIB, until)
         if priced is None:
@@ -192,6 +196,8 @@ class Programme:
                     raise SolverGaveUp(f"no plan within {seconds:.0f} s: {result.message}")
                 break
             columns *= 4
+        if found is not None and gap == 0:
+            self.known[room] = found
         return found
 
     def _greedy(self, room: int, bound: float) -> Choice | None:
@@ -243,6 +249,11 @@ class Programme:
         if before and before.cost <= cost:
             return Choice(before.picks, before.cost, min(bound, before.cost))
         return Choice(picks, cost, min(bound, cost))
+
+    def bound(self, room: int, seconds: float) -> float | None:
+        """What no choice that fits undercuts; None if nothing fits."""
+        priced = self._prices(room / _MIB, time.monotonic() + seconds)
+        return None if priced is None else max(priced[0], 0.0)
 
     def cost(self, picks: Sequence[int]) -> float:
         """Of one micro-batch's replay."""
