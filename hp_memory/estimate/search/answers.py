@@ -23,7 +23,9 @@ def in_words(found: Found, more: float | None, planner: Planner) -> str:
     """The answer, what is proven about it, and what the next GiB would buy."""
     best, seconds = found.best, found.best.step.seconds
     if found.proven:
-        proof = "optimal" if found.gap == 0 else f"no plan takes less than {found.bound:.1f} s (gap {found.gap:.2%})"
+        proof = f"no plan of the ways considered takes less than {found.bound:.1f} s (gap {found.gap:.2%})"
+        if found.gap == 0:
+            proof = "optimal among the ways considered"
     else:
         proof = f"heuristic; with one chunk per rank and these stages, no layouts take less than {best.bound:.1f} s"
         if best.pipeline.chunks != best.pipeline.stages:

@@ -12,7 +12,7 @@ replaced by the other: every moment needs no more than before, and the plan cost
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,9 @@ TOGETHER = (
     ("attention.q_up", "attention.kv_up", "attention.rope"),
     GROUPS["shared_experts"],
 )
-"""Regions that a way replays or saves as one: with each on its own there are 32 times as many ways."""
+"""Regions that are replayed or saved as one at first: with each on its own there are 32 times as many ways. Each way
+that is left is then tried with these regions apart. That is a heuristic: a way that only pays with some of them apart
+and was dropped as a whole isn't found."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,10 @@ class Ways:
 def ways(trace: LayerTrace, costs: Mapping[str, float], prune: bool = True) -> Ways:
     """The ways to treat a layer; without ``prune`` all of them."""
     regions = free_regions(trace)
-    masks, rows = zip(*_parts(trace, regions, costs, prune), strict=True)
-    chosen, table = np.concatenate(masks), np.concatenate(rows)
+    chosen, table = _rows(trace, regions, costs, _together(regions), prune)
+    if prune:
+        best = chosen[undominated(table)]
+        chosen, table = _rows(trace, regions, costs, _apart(best, regions), prune)
     keep = undominated(table) if prune else np.argsort(table[:, 0], kind="stable")
     chosen, (cost, held, replayed, forward, backward) = chosen[keep], table[keep].T
     waiting = np.full(len(keep), liveness.gradients_for_dw(trace), np.int64)
@@ -81,20 +85,41 @@ def ways(trace: LayerTrace, costs: Mapping[str, float], prune: bool = True) -> W
     return Ways(names, cost, {name: amount.astype(np.int64) for name, amount in amounts.items()})
 
 
-def _parts(
-    trace: LayerTrace, regions: tuple[str, ...], costs: Mapping[str, float], prune: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All ways in parts: their numbers, and rows of cost and the four amounts that pruning compares."""
+def _rows(
+    trace: LayerTrace, regions: tuple[str, ...], costs: Mapping[str, float], masks: np.ndarray, prune: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ways by their numbers, and rows of cost and the four amounts that pruning compares; looked at in parts."""
+    numbers, rows = [], []
+    for start in range(0, len(masks), _PART):
+        part = masks[start : start + _PART]
+        found = working_sets(trace, choices_of(regions, part))
+        table = np.stack((_cost(part, regions, costs), *_compared(found)), 1)
+        keep = undominated(table) if prune else np.arange(len(part))
+        numbers.append(part[keep])
+        rows.append(table[keep])
+    return np.concatenate(numbers), np.concatenate(rows)
+
+
+def _together(regions: tuple[str, ...]) -> np.ndarray:
+    """The numbers of all ways that treat the regions of a unit alike."""
     units = _units(regions)
-    for start in range(0, 1 << len(units), _PART):
-        numbers = np.arange(start, min(start + _PART, 1 << len(units)))
-        masks = np.zeros_like(numbers)
-        for i, unit in enumerate(units):
-            masks |= (numbers >> i & 1) * sum(1 << regions.index(region) for region in unit)
-        found = working_sets(trace, choices_of(regions, masks))
-        table = np.stack((_cost(masks, regions, costs), *_compared(found)), 1)
-        keep = undominated(table) if prune else np.arange(len(masks))
-        yield masks[keep], table[keep]
+    numbers = np.arange(1 << len(units))
+    masks = np.zeros_like(numbers)
+    for i, unit in enumerate(units):
+        masks |= (numbers >> i & 1) * _mask(regions, unit)
+    return masks
+
+
+def _apart(masks: np.ndarray, regions: tuple[str, ...]) -> np.ndarray:
+    """These ways with every treatment of the regions that ``TOGETHER`` ties."""
+    tied = [region for unit in _units(regions) if len(unit) > 1 for region in unit]
+    free = np.array([_mask(regions, [r for i, r in enumerate(tied) if n >> i & 1]) for n in range(1 << len(tied))])
+    rest = np.unique(masks & ~_mask(regions, tied))
+    return np.unique(rest[:, None] | free[None, :])
+
+
+def _mask(regions: tuple[str, ...], some: Sequence[str]) -> int:
+    return sum(1 << regions.index(region) for region in some)
 
 
 def _units(regions: tuple[str, ...]) -> list[tuple[str, ...]]:
