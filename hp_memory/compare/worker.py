@@ -23,7 +23,7 @@ from hp_memory.compare.chain import measure_chain
 from hp_memory.compare.expected import against_table
 from hp_memory.compare.job import Job, read_job
 from hp_memory.compare.memory import growth_per_forward
-from hp_memory.install import install, receipt_of
+from hp_memory.install import install, receipt_of, window_of
 from hp_memory.layout import ActivationPlan
 from hp_memory.models.reference import build, next_token_loss, region_map
 from hp_memory.runs.progress import Progress
@@ -76,14 +76,27 @@ def _trainer(settings: RunSettings, groups: Groups, plan: ActivationPlan) -> Tra
 
 def _observe(layout: str, trainer: Trainer, settings: RunSettings, micro: MicroBatch) -> dict[str, Any]:
     """What one micro-batch holds after forward, and how often each region ran by the end of its backward."""
+    window = window_of(trainer.model)
+    on_host = 0
+
+    def freeze() -> None:
+        nonlocal on_host
+        if window is not None:
+            window.settle()
+            on_host = window.pool.used
+        seen.freeze()
+
     with observe() as seen:
-        trainer.loss_and_grads([micro], seen.freeze)
+        trainer.loss_and_grads([micro], freeze)
+    if window is not None:
+        window.refuse_idle()
     rows = {i: block.moe.received_rows for i, block in enumerate(trainer.model.layers) if block.kind == "moe"}
     ranks = trainer.groups.experts.size
     return {
         "held": [asdict(item) for item in seen.held],
         "table": against_table(layout, settings.model, seen.held, len(micro.tokens), rows, ranks),
         "runs": {name: asdict(runs) for name, runs in seen.runs.items()},
+        "on_host": on_host,
         "report": report(seen).to_dict(),
     }
 

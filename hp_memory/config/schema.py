@@ -26,6 +26,7 @@ from hp_memory.train.settings import DataSettings, TrainSettings
 
 ENGINES = ("reference", "mindformers")
 NAMED_LAYOUTS = ("none", "full", "op_exclude", "region_exclude", "chain_exclude")
+COMPARED = (*NAMED_LAYOUTS, "offload_experts")
 
 
 @dataclass
@@ -59,7 +60,7 @@ class HPConfig:
 class CompareConfig(HPConfig):
     """``hp-memory compare``: the same steps under several layouts, from one initial state."""
 
-    layouts: list[str] = field(default_factory=lambda: list(NAMED_LAYOUTS))
+    layouts: list[str] = field(default_factory=lambda: list(COMPARED))
     """Names of layouts in ``configs/layout``; the first is what the others are compared with."""
     steps: int = 3
     """Steps whose losses, gradients and parameters are compared bit for bit."""

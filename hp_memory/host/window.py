@@ -20,6 +20,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor
 
 from hp_memory.amounts import bytes_of
+from hp_memory.errors import PlanMismatch
 from hp_memory.host import transport as transports
 from hp_memory.host.pool import Pool
 from hp_memory.host.settings import HostSettings
@@ -240,6 +241,15 @@ class Window:
             group = self._groups.get(n)
             for ticket in group.tickets() if group is not None else ():
                 self._want(ticket)
+
+    def refuse_idle(self) -> None:
+        """Raises PlanMismatch if nothing at all has moved: asked after a first step."""
+        if not self.moves.moved:
+            kept = ", ".join(f"{count} {reason}" for reason, count in sorted(self.moves.kept.items()))
+            raise PlanMismatch(
+                f"the plan offloads regions, and nothing moved to the host in the first step: they saved "
+                f"{kept or 'nothing'}"
+            )
 
     # -- several micro-batches in flight ---------------------------------------------------------------------------
 

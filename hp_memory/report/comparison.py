@@ -111,16 +111,17 @@ def _summary(layouts: Layouts, held: Mapping[str, Mapping[str, float]], differen
             mebibytes(held_here),
             f"{held_here / sum(held[first].values()):.2f}",
             mebibytes(sum(item["nbytes"] for item in found["held"])),
+            mebibytes(found["on_host"]),
             mebibytes(found["resident_growth"]),
             str(sum(runs["replays"] > 0 for runs in found["runs"].values())),
             f"{time['median'] * 1e3:.0f} [{time['q25'] * 1e3:.0f}-{time['q75'] * 1e3:.0f}]",
             f"{median(ratios):.2f}",
             "yes" if differences[name] is None else "NO",
         ])  # fmt: skip
-    columns = ["layout", "MiB/MoE layer", f"/ {first}", "MiB total", "RSS growth", "replayed", "ms/step [quartiles]",
+    columns = ["layout", "MiB/MoE layer", f"/ {first}", "MiB total", "on host", "RSS growth", "replayed", "ms/step [quartiles]",
                f"/ {first}", "same bits"]  # fmt: skip
     caption = (
-        f"{TAKEN}. RSS growth: MiB the process grows by per forward kept, an independent measure. replayed: regions of "
+        f"{TAKEN}. on host: MiB that wait there for backward. RSS growth: MiB the process grows by per forward kept, an independent measure. replayed: regions of "
         f"the model that ran again. ms/step: {len(base)} steps of each layout in turns, the ratio of paired steps."
     )
     return Table(f"Layouts side by side ({moe_layers} MoE layers)", columns, rows, caption)

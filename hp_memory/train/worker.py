@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from hp_memory.install import install
+from hp_memory.install import install, window_of
 from hp_memory.layout import from_dict
 from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.reference import Model, build, region_map
@@ -41,7 +41,9 @@ def train(run_dir: Path) -> None:
     progress = Progress(run_dir, groups.world.index)
     losses = run_steps(trainer, settings, corpus, progress, run_dir)
     result = summary(trainer, settings, corpus, losses)
-    write_rank_report(run_dir, groups.world.index, peaks=device_peaks())
+    window = window_of(trainer.model)
+    moves = {} if window is None else {"host": window.moves.to_dict()}
+    write_rank_report(run_dir, groups.world.index, peaks=device_peaks(), **moves)
     if groups.world.index == 0:
         (run_dir / "result.json").write_text(json.dumps(result, indent=2))
         log.info("%s", json.dumps(result))
@@ -81,10 +83,13 @@ def run_steps(
     batches = Batches(corpus.train, settings.model.seq_length, sizes, world.index, world.size, settings.data.seed)
     tokens = sizes.micro_batch_size * sizes.micro_batches * settings.model.seq_length * world.size
     losses: list[float] = []
+    window = window_of(trainer.model)
     progress.write(phase="train", step=trainer.step, steps=sizes.steps)
     while trainer.step < sizes.steps:
         began = time.perf_counter()
         losses.append(trainer.train_step(batches.step(trainer.step)))
+        if window is not None and len(losses) == 1:
+            window.refuse_idle()
         seconds = time.perf_counter() - began
         busiest = round(busiest_expert(trainer.model), 3)
         progress.write(
