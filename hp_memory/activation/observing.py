@@ -11,7 +11,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mindspore import Tensor
@@ -95,17 +95,18 @@ class Observation:
 
     def living(self) -> Iterator[Held]:
         """What lives at this moment, also during and after backwards: an entry per saving, parameters included."""
-        return (held for ref, held in self._entries if held.nbytes and ref() is not None)
+        for ref, held in self._entries:
+            found = ref() if held.nbytes else None
+            if type(found) is Ticket:
+                if found.on_device:
+                    # Back, it has another storage, and its old one may be somebody else's.
+                    yield held if found.source is not None else replace(held, storage=-id(found))
+            elif found is not None:
+                yield held
 
     def moved(self, ticket: Ticket, tensor: Tensor, region: str) -> None:
         """Notes that ``tensor`` is held whenever its ticket says that the device holds it."""
-        known = weakref.ref(ticket)
-
-        def present() -> Ticket | None:
-            found = known()
-            return found if found is not None and found.on_device else None
-
-        self._entries.append((present, self._held(tensor, region, "not on the host")))
+        self._entries.append((weakref.ref(ticket), self._held(tensor, region, "not on the host")))
 
     def _without_parameters(self) -> list[Held]:
         excluded = native.parameter_storages()

@@ -11,6 +11,7 @@ from mindspore import Tensor, nn
 
 from hp_memory.activation import Observation, observe
 from hp_memory.errors import SessionError
+from hp_memory.host.window import Window
 from hp_memory.pipeline import held
 from hp_memory.pipeline.session import RecomputeSession
 from hp_memory.pipeline.split_backward import Gradients, SplitBackward, record, whole_backward
@@ -40,14 +41,17 @@ class Chunk:
         cell: called as ``cell(*inputs, *data)``; returns a tensor or a tuple of tensors.
         rule: session rule (see ``RecomputeSession``).
         observed: count what autograd holds, for ``held_bytes``.
+        window: where the cell's offloaded regions wait, if it has any.
 
     Attributes:
         grads: accumulated gradients, one per weight, in the order of ``weights``.
         on_forward: called with the session of each forward, for those who watch what is left of it.
     """
 
-    def __init__(self, index: int, cell: nn.Cell, rule: str = "share", *, observed: bool = False) -> None:
-        self.index, self.cell, self.rule, self.observed = index, cell, rule, observed
+    def __init__(
+        self, index: int, cell: nn.Cell, rule: str = "share", *, observed: bool = False, window: Window | None = None
+    ) -> None:
+        self.index, self.cell, self.rule, self.observed, self.window = index, cell, rule, observed, window
         self.weights = tuple(cell.trainable_params())
         self.grads: list[Tensor | None] = [None] * len(self.weights)
         self.on_forward: Callable[[RecomputeSession], None] | None = None
@@ -59,7 +63,12 @@ class Chunk:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that autograd holds for the micro-batches in flight, each storage once. MEASURED, between steps."""
+        """Bytes that autograd holds for the micro-batches in flight, each storage once. MEASURED, between steps.
+
+        Copies to the host are waited for: what is on its way isn't held by autograd any more.
+        """
+        if self.window is not None:
+            self.window.settle()
         storages: dict[int, int] = {}
         parameters = frozenset(weight.untyped_storage().data_ptr() for weight in self.cell.get_parameters())
         for flight in self._flying.values():
@@ -69,13 +78,19 @@ class Chunk:
     def forward(self, micro: int, inputs: Sequence[Tensor], data: Sequence[Any] = ()) -> tuple[Tensor, ...]:
         """Outputs of one micro-batch. ``inputs`` get gradients later, ``data`` (tokens, labels) doesn't."""
         session = RecomputeSession(f"micro-batch {micro} of chunk {self.index}", self.rule)
-        with session.recording(), observe() if self.observed else nullcontext() as observation:
+        leaving = self.window.stretch(micro) if self.window is not None else nullcontext()
+        with session.recording(), leaving, observe() if self.observed else nullcontext() as observation:
             out = record(self.cell, *inputs, *data, inputs=inputs)
         outputs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
         self._flying[micro] = _InFlight(session, tuple(inputs), outputs, observation)
         if self.on_forward is not None:
             self.on_forward(session)
         return outputs
+
+    def come_back(self, micro: int) -> None:
+        """The backward of this micro-batch, or its replay, is near: what waits on the host starts to come back."""
+        if self.window is not None:
+            self.window.ahead(micro)
 
     def prefire(self, micro: int) -> None:
         """Replay the checkpointed calls of this micro-batch ahead of its gradient."""

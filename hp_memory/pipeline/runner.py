@@ -6,6 +6,7 @@ settings reach those through the export.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,13 +16,14 @@ from mindspore import Tensor, ops
 from hp_memory.errors import ScheduleError
 from hp_memory.pipeline.chunk import Chunk
 from hp_memory.pipeline.messages import RECEIVES
-from hp_memory.pipeline.schedule import Schedule, Step
+from hp_memory.pipeline.schedule import COMPUTE, Schedule, Step
 from hp_memory.pipeline.session import check_all_closed
 from hp_memory.pipeline.transport import Queues, Tensors, Transport
 
 Feed = Callable[[int, int], Sequence[Any]]
 After = Callable[[int, Step], None]
 BACKWARD = ("B", "W", "BW")
+RETURNS = ("R", "B", "BW")  # the first of these is when a micro-batch's tensors are wanted back
 
 
 class RankRunner:
@@ -52,6 +54,8 @@ class RankRunner:
         self.losses: dict[int, Tensor] = {}
         self._row = schedule.rows[rank]
         self._at = 0
+        computed = [step for step in self._row if step.op in COMPUTE]
+        self._following = dict(itertools.pairwise(computed))
         self._inbox: dict[tuple[str, int, int], Tensors] = {}
         self._outbox: dict[tuple[str, int, int], Tensors] = {}
 
@@ -70,6 +74,9 @@ class RankRunner:
     def advance(self) -> None:
         """Run the next step."""
         step = self.step
+        following = self._following.get(step)
+        if following is not None and following.op in RETURNS:
+            self.chunks[following.chunk].come_back(following.micro)
         if self.thread is not None and step.op in BACKWARD:
             self.thread.submit(self._run, step).result()
         else:

@@ -10,7 +10,7 @@ from hp_memory.pipeline.settings import SCHEDULES, SESSIONS, PipelineSettings
 
 SPLIT = "+split"
 VARIANTS = (*SCHEDULES, *(f"{name}{SPLIT}" for name in ("gpipe", "1f1b", "interleaved_1f1b")))
-LAYOUTS = ("none", "full", "op_exclude", "region_exclude", "chain_exclude")
+LAYOUTS = ("none", "full", "op_exclude", "region_exclude", "chain_exclude", "offload_experts")
 
 
 @dataclass

@@ -75,7 +75,7 @@ def whole_batch(own: Arrays, losses: Sequence[float], reference: Reference) -> s
 
 def _excluded(receipts: Mapping[int, Receipt]) -> Iterator[Wrapped]:
     for receipt in receipts.values():
-        yield from (place for place in receipt.wrapped if place.how in ("saved", "saved as one"))
+        yield from (place for place in receipt.wrapped if place.how in ("saved", "saved as one", "offloaded"))
 
 
 def excluded_bodies(case: Case, receipts: Mapping[int, Receipt], probes: Probes) -> str | None:

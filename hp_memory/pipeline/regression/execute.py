@@ -13,7 +13,7 @@ import numpy as np
 from mindspore import Tensor, float32
 
 from hp_memory.errors import ConfigError, SessionError
-from hp_memory.install import Receipt
+from hp_memory.install import Receipt, window_of
 from hp_memory.mindspore.private import default_generator
 from hp_memory.pipeline.chunk import Chunk
 from hp_memory.pipeline.generate import one_at_a_time
@@ -186,8 +186,11 @@ class Executor:
         split = settings.layers_of_chunks(self.bench.model_settings(case).num_layers)
         own = [c for c, rank in enumerate(settings.placement) if self.rank in (None, rank)]
         parts = {c: self.bench.part(case, split[c], c == 0, c == settings.chunks - 1) for c in own}
-        receipts = {c: self.bench.installed(case, part, probes if probed else None) for c, part in parts.items()}
-        chunks = {c: Chunk(c, part, case.session, observed=observed) for c, part in parts.items()}
+        # Where bytes are predicted nothing comes back ahead of time: when a copy is complete isn't.
+        options = {"probes": probes if probed else None, "ahead": 0 if observed else 2}
+        receipts = {c: self.bench.installed(case, part, **options) for c, part in parts.items()}
+        windows = {c: window_of(part.model) for c, part in parts.items()}
+        chunks = {c: Chunk(c, p, case.session, observed=observed, window=windows[c]) for c, p in parts.items()}
         return _Built(chunks, {c: split[c] for c in own}, receipts, probes)
 
     def _feed(self, case: Case) -> Callable[[int, int], tuple[Tensor, ...]]:

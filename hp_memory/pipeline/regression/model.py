@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
+from hp_memory.host.settings import HostSettings
 from hp_memory.install import Receipt, install
 from hp_memory.kernels.groups import ALONE, Group
 from hp_memory.layout import ActivationPlan, LayoutSettings, build_plan
@@ -75,12 +76,15 @@ class Bench:
             model.head.set_data(Tensor(np.ascontiguousarray(table.asnumpy().T)))
         return Part(model)
 
-    def installed(self, case: Case, part: Part, probes: Probes | None) -> Receipt:
-        """Install the case's plan, with probes underneath the wrappers."""
+    def installed(self, case: Case, part: Part, probes: Probes | None, ahead: int = 2) -> Receipt:
+        """Install the case's plan, with probes underneath the wrappers.
+
+        Offloaded regions come back ``ahead`` regions before their backward.
+        """
         sites = region_map(part.model)
         if probes is not None:
             probes.put(sites)
-        return install(part.model, self.plan(case), sites)
+        return install(part.model, self.plan(case), sites, host=HostSettings("1GiB", min_bytes="1B", prefetch=ahead))
 
     def data(self, case: Case) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and labels (micro-batches, rows, sequence length), other ones for each rank of the group."""
