@@ -47,7 +47,7 @@ def render(cfg: ExportConfig) -> str:
     asked = experiment.of("export", cfg)
     config, layout, plan = train_config(cfg), asked.layout, asked.plan
     if cfg.to == "mindformers-callback":
-        config = with_callback(config, layout)
+        config = with_callback(config, layout, cfg.host)
     else:
         config = with_native_settings(config, plan, cfg.to.removeprefix("mindformers-"))
     words = "".join(f"#   {line}\n" for line in plan.in_words().splitlines())
@@ -62,4 +62,4 @@ def _theirs(cfg: ExportConfig) -> str:
     from_yaml = applied(cfg)
     asked = experiment.of("export", from_yaml.cfg)
     assert from_yaml.reading is not None
-    return with_plan(from_yaml.reading, asked.layout, asked.plan, cfg.to)
+    return with_plan(from_yaml.reading, asked.layout, asked.plan, cfg.to, cfg.host)

@@ -47,7 +47,9 @@ class _Copy:
     def cancel(self) -> bool:
         with self._lock:
             self._cancelled = not self._began
-            return self._cancelled
+        if self._cancelled:
+            self._finished.set()  # nobody waits for what never runs
+        return self._cancelled
 
 
 class Out(_Copy):

@@ -22,7 +22,7 @@ class Outgoing(Protocol):
         """What computes next runs after the copy. Raises HostCopyError if the copy failed."""
 
     def cancel(self) -> bool:
-        """Drops the copy if it hasn't begun; whether it was dropped."""
+        """Drops the copy if it hasn't begun, which is done then; whether it was dropped."""
 
     def back(self) -> Incoming:
         """Brings the tensor back in its shape and dtype, in the other lane, once this copy is complete."""

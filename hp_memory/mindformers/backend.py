@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from hp_memory.errors import ConfigError
-from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, Layout
+from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, Layout, refuse_offload
 from hp_memory.runs import hyper_parallel
 from hp_memory.runs.hyper_parallel import Found
 
@@ -103,12 +103,14 @@ def wrappers(choice: str) -> Any:
 
 
 def refuse_plan(choice: str, plan: ActivationPlan, path: str = "callbacks.HPMemoryCallback.backend") -> None:
-    """Raises ConfigError for a plan that saves neighbouring regions one by one, under wrappers that keep each output.
+    """Raises ConfigError for a plan that HyperParallel's wrappers can't hold.
 
-    Such a plan is made for dropping what lies between them; kept, it would hold more than the plan says.
+    They keep each output of a saved region: a plan that saves neighbours one by one is made for dropping what lies
+    between them, and would hold more than it says. They swap whole Cells, not regions.
     """
     if choice != "hyper_parallel":
         return
+    refuse_offload(plan, "HyperParallel's swap takes whole Cells inside no checkpoint: use backend: native")
     for layer in plan.layers:
         pair = _neighbours(layer.layout, plan.regions(layer.layer))
         if pair:

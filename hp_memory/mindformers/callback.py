@@ -21,7 +21,8 @@ from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
 
 from hp_memory.activation import observe
 from hp_memory.errors import InstallError
-from hp_memory.install import Receipt, install, receipt_of
+from hp_memory.host.window import Window
+from hp_memory.install import Receipt, install, receipt_of, window_of
 from hp_memory.layout import ActivationPlan
 from hp_memory.mindformers import agreement, conflicts, hyper_offload, plan_request, trainer_hook, verify
 from hp_memory.mindformers import backend as backends
@@ -44,6 +45,7 @@ class HPMemoryCallback(TrainerCallback):
             ranks each writes its own, ``<name>_rank_<rank>.json``.
         backend: whose wrappers are used: ``auto``, ``native`` or ``hyper_parallel``.
         offload: HyperOffload's settings as a mapping, for a model with a jitted graph inside; null for none.
+        host: how the plan's offloaded regions use the host (``memory``, ``min_bytes``, ``prefetch``, ``pending``).
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class HPMemoryCallback(TrainerCallback):
         report: str | None = None,
         backend: str = "auto",
         offload: Mapping[str, Any] | None = None,
+        host: Mapping[str, Any] | None = None,
     ) -> None:
         self.request = plan
         self.report = report
         self.offload = offload
+        self.host = plan_request.host_settings(host or {}, "callbacks.HPMemoryCallback.host")
         self.backend = backends.choose(backend, backends.probe())
         self.plan: ActivationPlan | None = None
         self.receipts: list[Receipt] = []
@@ -81,7 +85,8 @@ class HPMemoryCallback(TrainerCallback):
         """
         self.plan = self._plan_for(decoder, config)
         backends.refuse_plan(self.backend, self.plan)
-        receipt = install(decoder, self.plan, blocks_of(decoder, mtp), backends.wrappers(self.backend))
+        wrappers = backends.wrappers(self.backend)
+        receipt = install(decoder, self.plan, blocks_of(decoder, mtp), wrappers, self.host)
         receipt.not_applied |= backends.limits(self.backend)
         logger.info(f"hp_memory: {receipt.in_words()}")
         return receipt
@@ -135,6 +140,8 @@ class HPMemoryCallback(TrainerCallback):
         if self._observing is not None:
             self._observing.__exit__(None, None, None)
             self._observing = None
+            for window in self._windows():
+                window.refuse_idle()
             self.counts = verify.check(
                 self.receipts, self._observation, state.num_accumulation_steps, self.backend == "native"
             )
@@ -159,7 +166,12 @@ class HPMemoryCallback(TrainerCallback):
             "receipts": [receipt.to_dict() for receipt in self.receipts],
             "runs": self.counts,
             "memory": verify.memory(self._observation),
+            "host": [window.moves.to_dict() for window in self._windows()],
         }
+
+    def _windows(self) -> list[Window]:
+        """Where the model parts' offloaded regions wait; empty under a plan without any."""
+        return [window for part in self._parts if (window := window_of(part)) is not None]
 
     def _installed_plan(self) -> ActivationPlan:
         if self.plan is None:

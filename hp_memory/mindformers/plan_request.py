@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hp_memory.errors import ConfigError
+from hp_memory.host.settings import HostSettings
 from hp_memory.layout import ActivationPlan, LayerOverride, LayoutSettings, ModelFingerprint, build_plan, from_dict
 from hp_memory.layout.layers import format_layers
 from hp_memory.layout.regions import ALWAYS_SAVED
 from hp_memory.runs.paths import config_dir
 
+Settings = TypeVar("Settings", LayoutSettings, HostSettings)
 _SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -84,14 +87,24 @@ def layout_settings(data: Mapping[str, Any], path: str) -> LayoutSettings:
     Raises:
         ConfigError: for an unknown key, a missing one or a value of the wrong type.
     """
+    return _typed(LayoutSettings, data, path)
+
+
+def host_settings(data: Mapping[str, Any], path: str) -> HostSettings:
+    """The host's settings from plain data; errors as for a layout's, and for values that can't be."""
+    settings = _typed(HostSettings, data, path)
+    settings.validate(path)
+    return settings
+
+
+def _typed(schema: type[Settings], data: Mapping[str, Any], path: str) -> Settings:
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(LayoutSettings), dict(data))
-        return cast(LayoutSettings, OmegaConf.to_object(merged))
+        return cast(Settings, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), dict(data))))
     except OmegaConfBaseException as error:
         key = str(error.full_key or error.key or "")
         why = str(error).split("\n")[0]
         where = f"{path}.{key}" if key else path
-        raise ConfigError(where, data.get(key, ""), why, LayoutSettings.__dataclass_fields__) from error
+        raise ConfigError(where, data.get(key, ""), why, [f.name for f in fields(cast(Any, schema))]) from error
 
 
 def _file(name: str, path: str) -> LayoutSettings | ActivationPlan:

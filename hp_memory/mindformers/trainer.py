@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
 
     from hp_memory.mindformers.callback import HPMemoryCallback
 
-    callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT))
+    callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT), host=asdict(cfg.host))
     corpus = None if cfg.data.mindrecord else load_corpus(cfg.data)
     agreement.same("data", _data_digest(cfg, corpus))
     # Without one, MindFormers builds the dataset that the config names.

@@ -11,7 +11,7 @@ from hp_memory.errors import PlanMismatch
 from hp_memory.install import How, Receipt
 
 # How often a place's body runs in backward, per run in a forward.
-_REPLAYS: dict[How, int] = {"saved": 0, "saved as one": 0, "named": 0, "replayed": 1}
+_REPLAYS: dict[How, int] = {"saved": 0, "saved as one": 0, "offloaded": 0, "named": 0, "replayed": 1}
 
 
 def check(

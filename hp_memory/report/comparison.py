@@ -118,10 +118,11 @@ def _summary(layouts: Layouts, held: Mapping[str, Mapping[str, float]], differen
             f"{median(ratios):.2f}",
             "yes" if differences[name] is None else "NO",
         ])  # fmt: skip
-    columns = ["layout", "MiB/MoE layer", f"/ {first}", "MiB total", "on host", "RSS growth", "replayed", "ms/step [quartiles]",
-               f"/ {first}", "same bits"]  # fmt: skip
+    columns = ["layout", "MiB/MoE layer", f"/ {first}", "MiB total", "on host", "RSS growth", "replayed",
+               "ms/step [quartiles]", f"/ {first}", "same bits"]  # fmt: skip
     caption = (
-        f"{TAKEN}. on host: MiB that wait there for backward. RSS growth: MiB the process grows by per forward kept, an independent measure. replayed: regions of "
+        f"{TAKEN}. on host: MiB that wait there for backward. "
+        "RSS growth: MiB the process grows by per forward kept, an independent measure. replayed: regions of "
         f"the model that ran again. ms/step: {len(base)} steps of each layout in turns, the ratio of paired steps."
     )
     return Table(f"Layouts side by side ({moe_layers} MoE layers)", columns, rows, caption)

@@ -67,7 +67,7 @@ def refuse_unknown(document: Document) -> list[Any]:
     return callbacks
 
 
-_KEYS = ("type", "plan", "report", "backend", "offload", "layers")
+_KEYS = ("type", "plan", "report", "backend", "offload", "host", "layers")
 
 
 def _layout(document: Document, mark: ModelFingerprint, i: int, entry: Mapping[str, Any]) -> LayoutSettings | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hp_memory.errors import ConfigError
-from hp_memory.layout import ActivationPlan, LayerPlan, refuse_offload
+from hp_memory.layout import ALWAYS_SAVED, ActivationPlan, LayerPlan
 from hp_memory.layout.layers import format_layers
 from hp_memory.mindformers import names as names_of
 from hp_memory.mindformers.names import Use
@@ -25,7 +25,6 @@ def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[s
     Raises:
         ConfigError: naming the first thing that this version has no setting for.
     """
-    refuse_offload(plan, f"MindFormers {version} can't be told to move a region to the host, {HINT}", path)
     work = [(layer, _replayed(plan, layer)) for layer in plan.layers]
     work = [(layer, replayed) for layer, replayed in work if replayed]
     # A replayed block with exceptions; a saved block of which parts are replayed is the other kind.
@@ -43,7 +42,44 @@ def sections(plan: ActivationPlan, version: str, path: str = "layout") -> dict[s
     excluded = _by_name(plan, whole, bool(parts), path) if version == "2.0" else _by_path(plan, whole, path)
     if excluded:
         recompute["exclude_op"] = excluded
-    return {"recompute": recompute, "recompute_comm": {"enable": False}, "swap": {"enable": False}}
+    return {"recompute": recompute, "recompute_comm": {"enable": False}, "swap": _swap(plan, version, path)}
+
+
+def _swap(plan: ActivationPlan, version: str, path: str) -> dict[str, Any]:
+    """MindFormers' ``swap`` section: whole layers, or cells by their path, each a layer ahead of its backward."""
+    whole: list[int] = []
+    parts: dict[str, list[int]] = {}
+    for layer in plan.layers:
+        moved = plan.offloads(layer.layer)
+        if not moved:
+            continue
+        _refuse_swap(plan, layer, version, path)
+        if set(moved) | set(ALWAYS_SAVED) >= set(plan.regions(layer.layer)):
+            whole.append(layer.layer)
+        else:
+            for name in _cover(plan, layer, moved, version, path, "replay"):
+                parts.setdefault(name, []).append(layer.layer)
+    if not whole and not parts:
+        return {"enable": False}
+    section: dict[str, Any] = {"enable": True, "default_prefetch": 1}
+    if whole:
+        section["layer_swap"] = [{"layers": _ranges(whole)}]
+    if parts:
+        section["op_swap"] = [{"op_name": name, "layers": _ranges(ids)} for name, ids in parts.items()]
+    return section
+
+
+def _refuse_swap(plan: ActivationPlan, layer: LayerPlan, version: str, path: str) -> None:
+    where = f"{path}.offload"
+    region = plan.offloads(layer.layer)[0]
+    if _replayed(plan, layer):
+        why = f"MindFormers {version} can't swap in layer {layer.layer}, which is replayed, {HINT}"
+        raise ConfigError(where, region, why)
+    if layer.kind == "mtp":
+        raise ConfigError(where, region, f"MindFormers {version} swaps in no MTP layer, {HINT}")
+    if layer.layer + 1 >= sum(kind != "mtp" for kind in plan.fingerprint.kinds):
+        why = f"MindFormers {version} brings a layer back in the next one's backward: the last layer can't, {HINT}"
+        raise ConfigError(where, region, why)
 
 
 def _replayed(plan: ActivationPlan, layer: LayerPlan) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hp_memory.errors import ConfigError
+from hp_memory.host.settings import HostSettings
 from hp_memory.layout import ActivationPlan, LayoutSettings, expand, refuse_offload
 from hp_memory.layout.regions import ALWAYS_SAVED
 from hp_memory.mindformers import conflicts, names
@@ -22,7 +23,9 @@ _OFF = {
 }
 
 
-def with_plan(reading: Reading, layout: LayoutSettings, plan: ActivationPlan, to: str) -> str:
+def with_plan(
+    reading: Reading, layout: LayoutSettings, plan: ActivationPlan, to: str, host: HostSettings | None = None
+) -> str:
     """The file's text with the plan in it, every other line as it was.
 
     Args:
@@ -30,6 +33,7 @@ def with_plan(reading: Reading, layout: LayoutSettings, plan: ActivationPlan, to
         layout: what the callback is given.
         plan: the same for this model.
         to: which form, see ``hp-memory export``.
+        host: what the callback is given for the plan's offloaded regions; None for the defaults.
 
     Raises:
         ConfigError: for a form that isn't the Trainer's, or that can't say the plan.
@@ -43,7 +47,7 @@ def with_plan(reading: Reading, layout: LayoutSettings, plan: ActivationPlan, to
     if to == CALLBACK_TARGET:
         sections = {name: off if name in document.data else None for name, off in _OFF.items()}
         conflicts.refuse({**document.data, **{n: s for n, s in sections.items() if s}}, with_plan=True)
-        return with_sections(document, sections, stanza(layout))
+        return with_sections(document, sections, stanza(layout, host or HostSettings()))
     sections = native_settings.sections(plan, to.removeprefix("mindformers-"))
     for name in ("recompute_comm", "swap"):
         if name not in document.data:
@@ -59,7 +63,7 @@ def _graph(reading: Reading, layout: LayoutSettings, plan: ActivationPlan, to: s
     if to == CALLBACK_TARGET:
         _refuse_inside_experts(plan)
         off = {**{k: v for k, v in before.items() if "select" not in k}, "recompute": False}
-        return with_sections(document, {"recompute_config": off}, stanza(layout, OURS["graph"]))
+        return with_sections(document, {"recompute_config": off}, stanza(layout, HostSettings(), OURS["graph"]))
     if to != GRAPH_TARGET:
         raise ConfigError("to", to, f"{document.file} is the graph Trainer's", (GRAPH_TARGET, CALLBACK_TARGET))
     chunks = (

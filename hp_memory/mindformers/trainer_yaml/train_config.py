@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hp_memory.errors import ConfigError
+from hp_memory.host.settings import HostSettings
 from hp_memory.layout import ActivationPlan, LayoutSettings
 from hp_memory.mindformers import conflicts
 from hp_memory.mindformers.families import model_section
@@ -118,22 +119,27 @@ def _layers_per_stage(cfg: HPConfig) -> str | list[str]:
     return [",".join(rank) for rank in ranks]
 
 
-def with_callback(config: dict[str, Any], layout: LayoutSettings) -> dict[str, Any]:
+def with_callback(config: dict[str, Any], layout: LayoutSettings, host: HostSettings) -> dict[str, Any]:
     """The config with our callback and the layout in it, which is a plan for every model of the same kind.
 
     Raises:
         ConfigError: for settings that clash with a plan or with each other.
     """
     conflicts.refuse(config, with_plan=True)
-    return config | {"callbacks": [stanza(layout)]}
+    return config | {"callbacks": [stanza(layout, host)]}
 
 
-def stanza(layout: LayoutSettings, callback: str = CALLBACK) -> dict[str, Any]:
-    """Our callback's entry, with the layout in it. What a layout leaves to its defaults isn't written."""
-    plan = {key: value for key, value in asdict(layout).items() if value}
+def stanza(layout: LayoutSettings, host: HostSettings, callback: str = CALLBACK) -> dict[str, Any]:
+    """Our callback's entry, with the layout in it. What is left to its defaults isn't written."""
+    plan = _said(layout, LayoutSettings())
     if layout.layers:
         plan["layers"] = [{k: v for k, v in asdict(entry).items() if v is not None} for entry in layout.layers]
-    return {"type": callback, "plan": plan}
+    said = _said(host, HostSettings())
+    return {"type": callback, "plan": plan, **({"host": said} if said else {})}
+
+
+def _said(settings: Any, default: Any) -> dict[str, Any]:
+    return {key: value for key, value in asdict(settings).items() if value != getattr(default, key)}
 
 
 def with_native_settings(config: dict[str, Any], plan: ActivationPlan, version: str) -> dict[str, Any]:

@@ -187,8 +187,8 @@ class Executor:
         own = [c for c, rank in enumerate(settings.placement) if self.rank in (None, rank)]
         parts = {c: self.bench.part(case, split[c], c == 0, c == settings.chunks - 1) for c in own}
         # Where bytes are predicted nothing comes back ahead of time: when a copy is complete isn't.
-        options = {"probes": probes if probed else None, "ahead": 0 if observed else 2}
-        receipts = {c: self.bench.installed(case, part, **options) for c, part in parts.items()}
+        seen, ahead = probes if probed else None, 0 if observed else 2
+        receipts = {c: self.bench.installed(case, part, seen, ahead) for c, part in parts.items()}
         windows = {c: window_of(part.model) for c, part in parts.items()}
         chunks = {c: Chunk(c, p, case.session, observed=observed, window=windows[c]) for c, p in parts.items()}
         return _Built(chunks, {c: split[c] for c in own}, receipts, probes)

@@ -11,7 +11,7 @@ NAMES = [
     *(
         ("deepseek_v3", plan)
         for plan in (
-            *("none", "full", "op_exclude", "region_exclude", "chain_exclude", "others_saved"),
+            *("none", "full", "op_exclude", "region_exclude", "chain_exclude", "offload_experts", "others_saved"),
             *("odd_saved", "odd_replayed"),
         )
     ),
@@ -61,6 +61,16 @@ def test_regions_ran_and_replayed_as_the_layout_says(results):
     assert runs["layers.1/shared_experts.act"] == {"forward": 2, "body": 4, "replays": 2, "spared": 0}
     one = results["deepseek_v3"]["region_exclude"]["report"]["runs"]["layers.1/gmm.up..gmm.down"]
     assert one == {"forward": 2, "body": 2, "replays": 0, "spared": 0}
+
+
+def test_offloaded_regions_moved_and_came_back(results):
+    seen = results["deepseek_v3"]["offload_experts"]
+    (host,) = seen["report"]["host"]
+    assert host["moved"] > 0
+    assert host["host_peak"] > 0
+    assert not any(held["region"].endswith("gmm.up") for held in seen["report"]["memory"].get("held", ()))
+    runs = seen["report"]["runs"]["layers.1/gmm.up"]
+    assert runs == {"forward": 2, "body": 2, "replays": 0, "spared": 0}
 
 
 def test_mtp_layers_take_a_plan_of_their_own(results):

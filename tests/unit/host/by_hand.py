@@ -23,7 +23,7 @@ class Out:
         self.log.append("out")
 
     def done(self):
-        return self.complete
+        return self.complete or self.cancelled
 
     def wait(self):
         self.finish()

@@ -99,6 +99,8 @@ def test_a_copy_that_was_called_off_never_runs():
     _, first = start(transport, 16)
     _, second = start(transport, 32)
     assert second.cancel()
+    assert second.done()
+    second.wait()
     gate.set()
     first.wait()
     assert not first.cancel()

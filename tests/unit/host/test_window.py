@@ -179,6 +179,7 @@ def test_a_forward_without_backward_leaves_nothing(window, transport):
     tickets = left(window, values(8, 8), values(4, 8))
     tickets.clear()
     assert all(out.cancelled for out in transport.outs)
+    window.settle()
     transport.outs.clear()
     left(window, values(2, 4))
     transport.finish_out()

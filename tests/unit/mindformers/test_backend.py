@@ -148,6 +148,8 @@ def test_a_plan_that_needs_elision_is_refused_there():
     backend.refuse_plan("hyper_parallel", plan(**NEIGHBOURS, as_one=[["all2all.in", "all2all.out"]]))
     backend.refuse_plan("hyper_parallel", plan(name="ops", default="recompute", save=["all2all", "gmm"]))
     backend.refuse_plan("hyper_parallel", plan(name="none", default="save"))
+    with pytest.raises(ConfigError, match="whole Cells"):
+        backend.refuse_plan("hyper_parallel", plan(name="moved", default="save", offload=["gmm"]))
 
 
 def test_the_receipt_says_what_its_wrappers_cannot():

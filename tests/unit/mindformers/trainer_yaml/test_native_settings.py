@@ -150,3 +150,31 @@ def test_2_0_would_exclude_attention_in_dense_layers_too():
     override = LayerOverride(layers="dense", save=[])
     with pytest.raises(ConfigError, match="same operations in every replayed layer"):
         recompute("2.0", default="recompute", save=["attention.core"], layers=[override])
+
+
+def test_a_layer_on_the_host_is_a_swapped_layer():
+    layout = LayoutSettings("x", "save", layers=[LayerOverride("0-1", default="offload")])
+    found = sections(build_plan(layout, ALONE), "2.0")
+    assert found["swap"] == {"enable": True, "default_prefetch": 1, "layer_swap": [{"layers": ["0-1"]}]}
+    assert found["recompute"] == {"mode": "None"}
+
+
+def test_parts_of_a_layer_on_the_host_are_swapped_by_their_paths():
+    layout = LayoutSettings("x", "save", layers=[LayerOverride("0-2", offload=["attention.core"])])
+    for version in ("2.0", "2.1"):
+        swap = sections(build_plan(layout, ALONE), version)["swap"]
+        assert swap["op_swap"] == [{"op_name": "self_attention.core_attention", "layers": ["0-2"]}]
+
+
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [
+        ({"default": "recompute", "offload": ["gmm"]}, r"layout\.offload='gmm.up': .*layer 1, which is replayed"),
+        ({"default": "save", "layers": [LayerOverride("mtp", offload=["gmm"])]}, "no MTP layer"),
+        ({"default": "save", "layers": [LayerOverride("3", offload=["gmm"])]}, "the last layer can't"),
+        ({"default": "save", "layers": [LayerOverride("1", offload=["compute.act"])]}, "alone, the callback"),
+    ],
+)
+def test_what_cannot_be_swapped_suggests_the_callback(layout, why):
+    with pytest.raises(ConfigError, match=why):
+        sections(build_plan(LayoutSettings("x", **layout), ALONE), "2.0")

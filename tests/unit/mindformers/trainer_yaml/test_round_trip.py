@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hp_memory.commands import export
 from hp_memory.config.app import compose, to_object
 from hp_memory.config.schema import NAMED_LAYOUTS
 from hp_memory.errors import ConfigError
-from hp_memory.layout import ActivationPlan, LayerOverride, LayoutSettings, build_plan
+from hp_memory.host.settings import HostSettings
+from hp_memory.layout import ACTIONS, ActivationPlan, LayerOverride, LayoutSettings, build_plan
 from hp_memory.layout.regions import ALWAYS_SAVED, REGIONS
 from hp_memory.mindformers.families import fingerprint
 from hp_memory.mindformers.plan_request import as_settings, layout_of
@@ -98,12 +99,14 @@ NAMED = [r for r in REGIONS if r not in ALWAYS_SAVED]
 @st.composite
 def layouts(draw) -> LayoutSettings:
     """A layout for all layers, with other ones for some."""
-    default = draw(st.sampled_from(["recompute", "save"]))
+    default = draw(st.sampled_from(ACTIONS))
     overrides = []
     for chosen in draw(st.lists(st.sampled_from(["0", "1", "2", "moe", "mtp", "1-2"]), max_size=3, unique=True)):
-        kind = draw(st.sampled_from(["recompute", "save"]))
+        kind = draw(st.sampled_from(ACTIONS))
         names = draw(st.lists(st.sampled_from(NAMED), unique=True, max_size=6))
-        overrides.append(LayerOverride(chosen, kind, **{"save" if kind == "recompute" else "recompute": names}))
+        first, second = (action for action in ACTIONS if action != kind)
+        cut = draw(st.integers(0, len(names)))
+        overrides.append(LayerOverride(chosen, kind, **{first: names[:cut], second: names[cut:]}))
     return LayoutSettings("random", default, layers=overrides)
 
 
@@ -113,9 +116,11 @@ def test_random_plans_come_back_or_are_refused(tmp_path_factory, layout, to, spr
     cfg = CFG if spread else replace(CFG, parallel=replace(CFG.parallel, expert=1))
     try:
         plan = build_plan(layout, fingerprint(cfg.model, cfg.parallel))
+        # What MindFormers swaps by itself isn't modelled, and so not read.
+        assume(to == "mindformers-callback" or not any(plan.offloads(p.layer) for p in plan.layers))
         config = train_config(cfg)
         if to == "mindformers-callback":
-            config = with_callback(config, layout)
+            config = with_callback(config, layout, HostSettings())
         else:
             config = with_native_settings(config, plan, to.removeprefix("mindformers-"))
     except ConfigError:

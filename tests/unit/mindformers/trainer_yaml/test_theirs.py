@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hp_memory.commands import export
 from hp_memory.config.app import checked, to_object
 from hp_memory.errors import ConfigError
+from hp_memory.host.settings import HostSettings
 from hp_memory.layout import LayerOverride, LayoutSettings, build_plan
 from hp_memory.mindformers.families import fingerprint
 from hp_memory.mindformers.trainer_yaml.document import load
@@ -164,4 +165,4 @@ def test_a_layout_for_some_layers_is_written_without_empty_entries(tmp_path):
     from hp_memory.mindformers.trainer_yaml.train_config import stanza
 
     layout = LayoutSettings("x", "save", layers=[LayerOverride("0", "recompute", save=[])])
-    assert stanza(layout)["plan"]["layers"] == [{"layers": "0", "default": "recompute", "save": []}]
+    assert stanza(layout, HostSettings())["plan"]["layers"] == [{"layers": "0", "default": "recompute", "save": []}]
