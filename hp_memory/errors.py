@@ -79,6 +79,10 @@ class PlanMismatch(HPMemoryError):
     """What ran on a training step isn't what the plan says, or the ranks hold different plans."""
 
 
+class NotFinite(HPMemoryError):
+    """A loss or a tensor to be saved is infinite or no number: whatever is trained or saved after it is worthless."""
+
+
 class ScheduleError(HPMemoryError):
     """A pipeline schedule that can't run: incomplete, waiting for itself, or mixing up messages."""
 

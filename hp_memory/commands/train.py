@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from hp_memory.config.schema import HPConfig
-from hp_memory.errors import ConfigError
 from hp_memory.experiment import experiment
 from hp_memory.experiment.job import check_launch, launch_workers, prepare_run_dir
 from hp_memory.report.table import console as make_console
 from hp_memory.report.training import write_report
+from hp_memory.runs import mindformers_checkpoints
 from hp_memory.runs.paths import run_dir_path
 
 WORKERS = {"reference": "hp_memory.train.worker", "mindformers": "hp_memory.mindformers.worker"}
@@ -43,7 +42,8 @@ def _check_checkpoint(asked: experiment.Experiment) -> None:
         from hp_memory.runs.checkpoint import find_checkpoint
 
         digest = asked.fingerprint.digest
-        find_checkpoint(wanted, digest, cfg.parallel.world_size, cfg.parallel.expert, cfg.train.steps)
-    elif not Path(wanted).is_dir():
-        # What is in it MindFormers checks itself.
-        raise ConfigError("train.resume_from", wanted, "there is no such folder")
+        sizes = (cfg.parallel.world_size, cfg.parallel.expert)
+        # Every rank reads the one that was found whole here.
+        cfg.train.resume_from = str(find_checkpoint(wanted, digest, *sizes, cfg.train.steps).resolve())
+    else:
+        mindformers_checkpoints.refuse_damaged(wanted, "train.resume_from")

@@ -23,7 +23,7 @@ class Unread:
     holds: Callable[[Any], bool] = lambda cfg: True
 
 
-_CHECKPOINTS = ("train.save_every", "train.save_last", "train.resume_from", "train.eval_batches")
+_CHECKPOINTS = ("train.save_every", "train.save_last", "train.keep_last", "train.resume_from", "train.eval_batches")
 _MODEL = ("model", "parallel", "layout", "pipeline", "train", "data", "seed", "engine")
 
 

@@ -55,6 +55,8 @@ class LaunchPlan:
     inherited: dict[str, str]
     """Variables of another job in the launching shell: refused by ``check``."""
     settings: LaunchSettings
+    resume: str = ""
+    """The checkpoint that a job which was begun before goes on from."""
 
     def scheduler_port(self, node: int) -> int | None:
         """The port msrun's scheduler listens on, on the one node that has it; None elsewhere."""
@@ -113,7 +115,12 @@ def reach(settings: LaunchSettings, host: str) -> list[str]:
 
 
 def plan_launch(
-    settings: LaunchSettings, task: tuple[str, ...], run_dir: Path, env: Mapping[str, str], path: str = "launch"
+    settings: LaunchSettings,
+    task: tuple[str, ...],
+    run_dir: Path,
+    env: Mapping[str, str],
+    path: str = "launch",
+    resume: str = "",
 ) -> LaunchPlan:
     """Lays out the job; starts and writes nothing (a port of 0 is replaced by one that is free now).
 
@@ -121,6 +128,7 @@ def plan_launch(
         task: what msrun starts on every rank, e.g. ``("python", "-m", "package.worker", "--run-dir", "runs/1")``.
         run_dir: exists already, or will before ``run``; shared by all nodes.
         env: the launching shell's environment.
+        resume: the checkpoint that a job which was begun before goes on from.
 
     Raises:
         ConfigError: settings that don't fit together, a hostfile that can't be read.
@@ -137,7 +145,7 @@ def plan_launch(
 
     plan = LaunchPlan(
         run_id, run_path, os.getcwd(), settings.python or sys.executable, tuple(task), total * local, total,
-        master, port, (), environment.inherited_job(env), settings,
+        master, port, (), environment.inherited_job(env), settings, resume,
     )  # fmt: skip
     if listed:
         places = [(rank, host, hosts.is_this_machine(host.name)) for rank, host in enumerate(listed)]
@@ -150,7 +158,7 @@ def _node_plan(plan: LaunchPlan, env: Mapping[str, str], local: int, rank: int, 
     logs = command.log_dir(plan.run_dir, rank)
     variables = environment.node_variables(
         plan.settings, env, run_id=plan.run_id, run_dir=plan.run_dir, node=rank,
-        address=hosts.address_of(host.name) or host.name, logs=logs,
+        address=hosts.address_of(host.name) or host.name, logs=logs, resume=plan.resume,
     )  # fmt: skip
     if plan.settings.launcher == "process":
         argv = command.process_argv(plan.task, plan.python)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hp_memory.errors import ConfigError
 from hp_memory.launch.hccl import OWN_ADDRESS, HcclSettings
+from hp_memory.runs import variables
 
 # What defines a MindSpore job. Inherited from an outer one, msrun's workers would join that job or its port.
 JOB_VARIABLES = (
@@ -125,7 +126,7 @@ class LaunchSettings:
         if "{host}" not in " ".join(self.connect):
             raise ConfigError(f"{path}.connect", self.connect, "must contain {host}")
         for name, value in self.env.items():
-            if name in (*JOB_VARIABLES, "HP_MEMORY_RUN_ID", "HP_MEMORY_NODE", "HP_MEMORY_RUN_DIR"):
+            if name in (*JOB_VARIABLES, variables.RUN_ID, variables.NODE, variables.RUN_DIR, variables.RESUME):
                 raise ConfigError(f"{path}.env.{name}", value, "is set by the launcher and msrun for each worker")
         self.hccl.validate(f"{path}.hccl")
 

@@ -6,10 +6,12 @@ has losses; the other ranks' lines have a step and its time, so that whoever wat
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
 
+from hp_memory.errors import NotFinite
 from hp_memory.runs.progress import Progress
 from hp_memory.runs.rank_report import device_memory, device_peaks, write_rank_report
 
@@ -43,11 +45,16 @@ class Recorder:
         Args:
             step: its number, from 1.
             loss: what the Trainer hands out: a tensor, or None on the stages before the last.
+
+        Raises:
+            NotFinite: if the loss isn't.
         """
         found: dict[str, float] = {}
         if loss is not None:
             self.losses.append(float(loss.asnumpy().ravel()[0]))
             found["loss"] = self.losses[-1]
+            if not math.isfinite(self.losses[-1]):
+                raise NotFinite(f"the loss of step {step} is {self.losses[-1]} on rank {self._rank}")
         self.seconds.append(time.perf_counter() - self._began)
         if self._progress is not None:
             self._progress.write(step=step, seconds=round(self.seconds[-1], 4), **found, **device_memory())

@@ -74,6 +74,8 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
     # MindFormers counts whole epochs, and then can't continue in the last one.
     trainer.train_num_epochs = -(-cfg.train.steps // trainer.train_epoch_step)
     callback.recorder = Recorder(run_dir, ranks.rank())
+    # Ahead of MindFormers' own callbacks: what saves a checkpoint mustn't run after a loss that isn't finite.
+    trainer.callback_handler.callbacks.sort(key=lambda other: other is not callback)
     trainer.train()
     return summary(trainer.state.global_step, callback.recorder.losses, corpus) | {
         "engine": "mindformers",
@@ -125,6 +127,8 @@ def _config(cfg: HPConfig, run_dir: Path) -> dict[str, Any]:
     checkpoint = {
         "enable_save": cfg.train.save_last or cfg.train.save_every > 0,
         "save_path": str(run_dir / checkpoints.FOLDER),
+        # It has no word for all of them.
+        "save_max": cfg.train.keep_last or cfg.train.steps,
         "save_interleaved_steps": cfg.train.save_every or cfg.train.steps,
         "load_path": checkpoints.to_load(cfg.train.resume_from),
     }

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from hp_memory.errors import ConfigError
+from hp_memory.runs.checkpoint import Say
 from hp_memory.runs.variables import RESUME
 
 FOLDER = "checkpoints"
@@ -15,16 +17,35 @@ TRACKER = "latest_checkpointed_iteration.txt"
 _PREFIX = "iteration_"
 
 
-def newest(root: Path) -> Path | None:
-    """The newest complete checkpoint in ``root``, or None.
+def newest(root: Path, say: Say = print) -> Path | None:
+    """The newest complete checkpoint in ``root`` whose files can be read to their ends, or None.
 
-    MindFormers writes its tracker file when every rank has saved: a folder with a higher number is half written.
+    MindFormers writes its tracker file when every rank has saved: a folder with a higher number is half written. Its
+    format has no checksum: a changed byte isn't seen.
+
+    Args:
+        say: gets a line for each damaged one that is passed over.
     """
     last = _last_complete_step(root)
     folders = {int(path.name.removeprefix(_PREFIX)): path for path in root.glob(f"{_PREFIX}[0-9]*") if path.is_dir()}
-    return next(
-        (folders[step] for step in sorted(folders, reverse=True) if step <= last and _whole(folders[step])), None
-    )
+    for step in sorted((step for step in folders if step <= last), reverse=True):
+        why = _damage(folders[step])
+        if why is None:
+            return folders[step]
+        say(f"passed over: {folders[step]}: {why}")
+    return None
+
+
+def refuse_damaged(wanted: str, path: str) -> None:
+    """Raises ConfigError unless there is something to load, as far as that can be told without MindFormers."""
+    folder = Path(wanted)
+    if not folder.is_dir():
+        raise ConfigError(path, wanted, "there is no such folder")
+    if folder.name.startswith(_PREFIX) and (why := _damage(folder)):
+        raise ConfigError(path, wanted, f"is damaged: {why}")
+    holds = any(folder.glob(f"{_PREFIX}*")) or any((folder / FOLDER).glob(f"{_PREFIX}*"))
+    if holds and not (newest(folder / FOLDER) or newest(folder)):
+        raise ConfigError(path, wanted, "there is no complete checkpoint whose files are whole")
 
 
 def to_load(resume_from: str | None) -> str:
@@ -48,14 +69,14 @@ def _last_complete_step(root: Path) -> float:
         return float("inf")
 
 
-def _whole(folder: Path) -> bool:
-    """Whether its files can be read to their ends: a machine that lost power may have lost what it had written."""
+def _damage(folder: Path) -> str | None:
+    """What is wrong with it, or None: a machine that lost power may have lost what it had written."""
     files = list(folder.glob("*.safetensors"))
     try:
         json.loads((folder / "common.json").read_text())
         for file in files:
             with safe_open(str(file), "np"):
                 pass
-    except (OSError, ValueError, SafetensorError):
-        return False
-    return bool(files)
+    except (OSError, ValueError, SafetensorError) as error:
+        return f"not all of its files can be read: {error}"
+    return None if files else "it has no weights"

@@ -123,13 +123,18 @@ def know_own_rank() -> None:
     distributed._GROUP_RANK_CACHE["hccl_world_group"] = get_rank()
 
 
+def gather_bytes(own: bytes, world: Group) -> list[bytes]:
+    """Every rank's bytes, of equal length everywhere; no rank returns before all have called."""
+    sent = Tensor(np.frombuffer(own, np.uint8).astype(np.int32))
+    return [part.asnumpy().astype(np.uint8).tobytes() for part in devices.collectives().gather_list(sent, world)]
+
+
 def require_agreement(digest: str, what: str, world: Group) -> None:
     """Raises RuntimeError on every rank unless all have the same hexadecimal digest.
 
     Ranks with different plans would replay different collectives and wait for each other forever.
     """
-    own = Tensor(np.frombuffer(bytes.fromhex(digest.ljust(16, "0")[:16]), np.uint8).astype(np.int32))
-    everyone = [tuple(part.asnumpy()) for part in devices.collectives().gather_list(own, world)]
+    everyone = gather_bytes(bytes.fromhex(digest.ljust(16, "0")[:16]), world)
     if len(set(everyone)) > 1:
         odd = [rank for rank, value in enumerate(everyone) if value != everyone[0]]
         raise RuntimeError(f"ranks {odd} have another {what} than rank 0")

@@ -76,6 +76,8 @@ class TrainSettings:
     """Fixes the initial parameters."""
     save_every: int = 0
     """Steps between checkpoints; 0 for none but the last."""
+    keep_last: int = 0
+    """How many checkpoints of this run are kept, the newest; 0 for all."""
     save_last: bool = True
     """Write a checkpoint after the last step."""
     resume_from: str | None = None
@@ -88,7 +90,7 @@ class TrainSettings:
         for name in ("steps", "micro_batch_size", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must be at least 1")
-        for name in ("warmup_steps", "decay_steps", "save_every", "eval_batches", "weight_decay", "min_learning_rate",
+        for name in ("warmup_steps", "decay_steps", "save_every", "keep_last", "eval_batches", "weight_decay", "min_learning_rate",
                      "epsilon", "seed"):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must not be negative")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint
 
+from hp_memory.errors import NotFinite
 from hp_memory.kernels import devices
 from hp_memory.kernels.groups import Group
 from hp_memory.models.reference import Model, next_token_loss
 from hp_memory.models.reference.init import is_expert
+from hp_memory.runs.checkpoint import DamagedCheckpoint
 from hp_memory.train.data import MicroBatch
 from hp_memory.train.optimizer import AdamW
-from hp_memory.train.process import Groups
+from hp_memory.train.process import Groups, gather_bytes
 from hp_memory.train.settings import TrainSettings
 
 
@@ -30,6 +33,7 @@ class Trainer:
         self.model, self.settings, self.groups = model, settings, groups
         self.parameters = model.trainable_params()
         self.optimizer = AdamW(self.parameters, settings)
+        self._own_loss: Tensor | None = None
         self._after_forward: Callable[[], None] | None = None
         self._value_and_grad = ms.value_and_grad(self._forward, None, self.parameters)
 
@@ -60,13 +64,27 @@ class Trainer:
         scale = 1.0 / (len(batch) * self.groups.world.size)
         return self._mean_loss(losses), self._average(total, scale)
 
+    def require_finite(self, loss: float) -> None:
+        """Stops a training that has gone astray, before the update and so before any checkpoint of it.
+
+        Raises:
+            NotFinite: on every rank, if the step's loss isn't finite, naming the ranks whose own part isn't.
+        """
+        if math.isfinite(loss):
+            return
+        assert self._own_loss is not None, "there is a loss"
+        parts = gather_bytes(bytes([not math.isfinite(float(self._own_loss.asnumpy()))]), self.groups.world)
+        ranks = [rank for rank, part in enumerate(parts) if part[0]]
+        raise NotFinite(f"the loss of step {self.step + 1} is {loss}: not finite on rank(s) {ranks}")
+
     def apply(self, grads: Sequence[Tensor]) -> None:
         """The optimizer's update."""
         self.optimizer.apply(grads)
 
     def train_step(self, batch: Sequence[MicroBatch]) -> float:
-        """One whole step; returns the loss before the update."""
+        """One whole step; returns the loss before the update. Raises NotFinite before it."""
         loss, grads = self.loss_and_grads(batch)
+        self.require_finite(loss)
         self.apply(grads)
         return loss
 
@@ -80,7 +98,16 @@ class Trainer:
         return {p.name: p.asnumpy() for p in self.parameters} | self.optimizer.state()
 
     def load_state(self, arrays: dict[str, np.ndarray], step: int) -> None:
-        """Continues from what ``state`` gave after ``step`` steps. Raises KeyError for a missing array."""
+        """Continues from what ``state`` gave after ``step`` steps.
+
+        Raises:
+            KeyError: for a missing array.
+            DamagedCheckpoint: for one of another shape, before anything is changed.
+        """
+        for parameter in self.parameters:
+            if tuple(arrays[parameter.name].shape) != tuple(parameter.shape):
+                why = f"is {arrays[parameter.name].shape} in the checkpoint, the model's is {tuple(parameter.shape)}"
+                raise DamagedCheckpoint(f"{parameter.name} {why}")
         for parameter in self.parameters:
             parameter.set_data(Tensor(arrays[parameter.name]))
         self.optimizer.load_state(arrays, step)
@@ -93,6 +120,7 @@ class Trainer:
 
     def _mean_loss(self, losses: Sequence[Tensor]) -> float:
         total = sum(losses[1:], losses[0])
+        self._own_loss = total
         total = devices.collectives().reduce_sum(total.reshape(1), self.groups.world)
         return float(total.asnumpy()[0]) / (len(losses) * self.groups.world.size)
 

@@ -18,11 +18,12 @@ from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.reference import Model, build, region_map
 from hp_memory.runs import checkpoint
 from hp_memory.runs.checkpoint import CheckpointInfo
+from hp_memory.runs.files import FileSum
 from hp_memory.runs.progress import Progress
 from hp_memory.runs.rank_report import device_memory, device_peaks, write_rank_report
 from hp_memory.runs.variables import RESUME
 from hp_memory.train.data import Batches, Corpus, check_vocabulary, load_corpus
-from hp_memory.train.process import Groups, require_agreement, run_worker, start
+from hp_memory.train.process import Groups, gather_bytes, require_agreement, run_worker, start
 from hp_memory.train.run_files import RunSettings, read_settings
 from hp_memory.train.trainer import Trainer
 
@@ -69,9 +70,12 @@ def resume(trainer: Trainer, settings: RunSettings, groups: Groups) -> None:
     wanted = os.environ.get(RESUME) or settings.train.resume_from
     if wanted is None:
         return
-    digest = fingerprint(settings.model).digest
-    folder = checkpoint.find_checkpoint(wanted, digest, groups.world.size, groups.experts.size)
-    trainer.load_state(checkpoint.load_rank(folder, groups.world.index), checkpoint.read_info(folder).step)
+    # Which one is whole was found out before the start; here each rank reads its own file, and checks that.
+    folder = Path(wanted)
+    info = checkpoint.read_info(folder)
+    sizes = (groups.world.size, groups.experts.size)
+    checkpoint.refuse_misfit(info, folder, fingerprint(settings.model).digest, sizes)
+    trainer.load_state(checkpoint.load_rank(folder, groups.world.index), info.step)
     log.info("continues after step %d of %s", trainer.step, folder)
 
 
@@ -123,12 +127,14 @@ def save(trainer: Trainer, settings: RunSettings, run_dir: Path) -> None:
     """Writes every rank's part, and then, on rank 0, what makes the checkpoint valid."""
     world = trainer.groups.world
     folder = checkpoint.folder_of(run_dir, trainer.step)
-    checkpoint.save_rank(folder, world.index, trainer.state())
+    own = checkpoint.save_rank(folder, world.index, trainer.step, trainer.state())
     digest = fingerprint(settings.model).digest
-    require_agreement(digest, "model", world)  # also the barrier: every rank has saved
+    require_agreement(digest, "model", world)
+    sums = tuple(map(FileSum.unpacked, gather_bytes(own.packed(), world)))  # also the barrier: every rank has saved
     if world.index == 0:
-        info = CheckpointInfo(trainer.step, digest, world.size, trainer.groups.experts.size)
+        info = CheckpointInfo(trainer.step, digest, world.size, trainer.groups.experts.size, sums)
         checkpoint.mark_complete(folder, info)
+        checkpoint.keep_last(run_dir, settings.train.keep_last)
         log.info("saved %s", folder)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +20,6 @@ from hp_memory.launch.plan import LaunchPlan, plan_launch, world_size
 from hp_memory.launch.script import check_node, render
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.report import table
-from hp_memory.runs import variables
 
 TaskFor = Callable[[int], tuple[str, ...]]
 
@@ -109,7 +108,7 @@ def _run_with_restarts(
             restart.keep_logs(plan.run_dir, attempt - 1)
         try:
             if attempt:
-                plan = _plan_again(plan, task_for, env)
+                plan = _plan_again(plan, task_for, env, console)
                 checks.check(plan, parallel)
             outcome = _attempt(plan, attempt, console)
         except ConfigError as error:
@@ -123,20 +122,16 @@ def _run_with_restarts(
     return outcome
 
 
-def _plan_again(plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str]) -> LaunchPlan:
+def _plan_again(plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str], console: Console) -> LaunchPlan:
     """The same job from its last complete checkpoint, on the nodes the hostfile lists now."""
-    settings = plan.settings
-    found = restart.last_complete(plan.run_dir)
-    extra = settings.env | ({variables.RESUME: str(found)} if found else {})
-    task = tuple(settings.task) or task_for(world_size(settings))
-    again = plan_launch(replace(settings, env=extra), task, Path(plan.run_dir), env)
-    return replace(again, settings=settings)
+    found = restart.last_complete(plan.run_dir, lambda line: _say(console, line))
+    task = tuple(plan.settings.task) or task_for(world_size(plan.settings))
+    return plan_launch(plan.settings, task, Path(plan.run_dir), env, resume=str(found or ""))
 
 
 def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
     if attempt:
-        begin = restart.last_complete(plan.run_dir) or "the beginning"
-        _say(console, f"restart {attempt} of {plan.settings.max_restarts} from {begin}")
+        _say(console, f"restart {attempt} of {plan.settings.max_restarts} from {plan.resume or 'the beginning'}")
     lines = _checks(plan)
     console.print(checks.table(lines))
     checks.refuse(lines, plan)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_memory.errors import ConfigError
+from hp_memory.errors import ConfigError, NotFinite
 from hp_memory.runs.progress import read_progress
 
 
@@ -125,3 +125,41 @@ def test_settings_with_a_key_that_does_not_exist_are_refused(make_run):
     (run_dir / "config.yaml").write_text(text.replace("micro_batches:", "micro_batchs:"))
     with pytest.raises(ConfigKeyError, match="micro_batchs"):
         read_settings(run_dir)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_last_good_checkpoint(train, make_run, monkeypatch):
+    from hp_memory.runs import checkpoint
+    from hp_memory.train.trainer import Trainer
+
+    honest = Trainer.loss_and_grads
+
+    def spoilt(self, batch, after_forward=None):
+        loss, grads = honest(self, batch, after_forward)
+        if self.step == 2:
+            self._own_loss = self._own_loss * float("nan")
+            return float("nan"), grads
+        return loss, grads
+
+    monkeypatch.setattr(Trainer, "loss_and_grads", spoilt)
+    run_dir = make_run("run", save_every=1)
+    with pytest.raises(NotFinite, match=r"loss of step 3 is nan: not finite on rank\(s\) \[0\]"):
+        train(run_dir)
+    assert [checkpoint.read_info(folder).step for folder in checkpoint.complete(run_dir)] == [1, 2]
+    assert checkpoint.damage(checkpoint.newest(run_dir)) is None
+
+
+def test_an_array_of_another_shape_is_refused_before_anything_is_loaded(mindspore, settings):
+    from hp_memory.models.reference import build
+    from hp_memory.models.settings import ParallelSettings
+    from hp_memory.runs.checkpoint import DamagedCheckpoint
+    from hp_memory.train.process import Groups
+    from hp_memory.train.settings import TrainSettings
+    from hp_memory.train.trainer import Trainer
+
+    trainer = Trainer(build(settings, ParallelSettings()), TrainSettings(steps=1), Groups())
+    arrays = trainer.state()
+    last = trainer.parameters[-1].name
+    first = {name: array + 1 for name, array in arrays.items()}
+    with pytest.raises(DamagedCheckpoint, match=last):
+        trainer.load_state(first | {last: np.zeros((7, 7), np.float32)}, 1)
+    assert all(np.array_equal(p.asnumpy(), arrays[p.name]) for p in trainer.parameters)
