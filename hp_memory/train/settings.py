@@ -90,7 +90,8 @@ class TrainSettings:
         for name in ("steps", "micro_batch_size", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must be at least 1")
-        for name in ("warmup_steps", "decay_steps", "save_every", "keep_last", "eval_batches", "weight_decay", "min_learning_rate",
+        for name in ("warmup_steps", "decay_steps", "save_every", "keep_last", "eval_batches",
+                     "weight_decay", "min_learning_rate",
                      "epsilon", "seed"):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must not be negative")

@@ -7,6 +7,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from hp_memory.host.settings import HostSettings
 from hp_memory.layout import LayoutSettings, build_plan
 from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.settings import ModelSettings, ParallelSettings
@@ -55,6 +56,7 @@ def make_run(tmp_path, settings, short_text):
             "parallel": ParallelSettings(),
             "data": DataSettings(text=str(short_text), validation_fraction=0.1),
             "train": sizes,
+            "host": HostSettings(),
             "other": {"groups": "are left alone"},
         }
         OmegaConf.save(OmegaConf.create(config), run_dir / "config.yaml")

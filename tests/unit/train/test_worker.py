@@ -110,7 +110,8 @@ def test_micro_batches_add_up_to_the_larger_batch(mindspore, settings):
 def test_a_checkpoint_of_another_model_is_refused(train, make_run, settings):
     other = make_run("other")
     train(other)
-    run_dir = make_run("run", model=replace(settings, hidden_size=32), resume_from=str(other))
+    last = str(other / "checkpoints/step_00000004")
+    run_dir = make_run("run", model=replace(settings, hidden_size=32), resume_from=last)
     with pytest.raises(ConfigError, match="another model"):
         train(run_dir)
 
