@@ -8,7 +8,7 @@ where it told something before.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindspore import Parameter, Tensor, nn
 
@@ -18,6 +18,9 @@ from hp_memory.activation.geometry import view_of
 from hp_memory.activation.recipes import Copy, OfParameter, Slot, View
 from hp_memory.activation.trees import Path, call_tensors
 from hp_memory.activation.weights import FOLLOWED, SAME_ORDER, axes_of
+
+if TYPE_CHECKING:
+    from hp_memory.activation.exclude import Region
 
 _MARK = "hp_memory_input"
 _FARTHEST = 8  # graph nodes between a saved tensor and what it is made of
@@ -29,8 +32,8 @@ class _Mark:
     __slots__ = ("capture", "slot", "version")
 
     def __init__(self, capture: Capture, slot: Slot, version: int) -> None:
-        self.capture = capture
-        self.slot = slot
+        self.capture: Capture | None = capture
+        self.slot: Slot | None = slot
         self.version = version  # a later one isn't what a replay brings
 
 
@@ -61,10 +64,9 @@ class Finding:
 class Capture:
     """The pack hook of one run of a body. MindSpore keeps it with every saved tensor: ``close`` empties it."""
 
-    def __init__(self, frame: Frame, region: Any, args: tuple, kwargs: dict) -> None:
+    def __init__(self, frame: Frame, region: Region, args: tuple, kwargs: dict) -> None:
         self.frame = frame
         self.region = region
-        self.invocation = frame.invocation
         self.remakes = region.remake_inputs and frame.invocation is not None
         self.moved: list[moving.Moved] = []
         self.findings: list[Finding] | None = [] if frame.watch is not None else None
@@ -86,8 +88,8 @@ class Capture:
                 continue
             slot = None
             # A replay doesn't run the region that made this one: it has to be kept here. So its record needn't be.
-            if self.remakes and marks.produced(tensor, self.invocation.token) is None:
-                slot = Slot(self.invocation, 0)
+            if self.remakes and marks.produced(tensor, self.frame.call.token) is None:
+                slot = Slot(self.frame.call, 0)
                 mark = _Mark(self, slot, tensor._version)
                 self.marks.append(mark)
                 tensor._set_user_data(_MARK, mark)
@@ -108,8 +110,9 @@ class Capture:
                 item.tensor._set_user_data(_MARK, None)
         for mark in self.marks:
             mark.capture = mark.slot = None
-        self.storages = self.nodes = self.others = self.frame = self.invocation = None
+        self.storages = self.nodes = self.others = None
         self.inputs, self.parameters, self.moved = {}, [], []
+        del self.frame
 
     def settle(self) -> None:
         """The body ended well: what it was seen to save is what to look for next time, and what moves starts to."""
@@ -123,6 +126,7 @@ class Capture:
         mark = tensor._get_user_data(_MARK)
         if type(mark) is _Mark and mark.capture is self and tensor._version == mark.version:
             slot = mark.slot
+            assert slot is not None, "emptied together with `capture`"
             slot.uses += 1
             return self._note(slot, tensor, "made again by the replay")
         recipe = self._of_node(tensor) or self._of_storage(tensor)
@@ -161,7 +165,7 @@ class Capture:
         """``inputs`` share the storage of ``tensor``: it is a view of one only if it lies within that one."""
         for item in inputs:
             geometry = view_of(tensor, item.tensor) if tensor._version == item.version else None
-            if geometry is not None:
+            if geometry is not None and item.slot is not None:
                 item.slot.uses += 1
                 return View(item.slot, geometry)
         return None
@@ -178,11 +182,11 @@ class Capture:
                 return None
             self.region.uses_parameter(cell, name)
             return OfParameter(cell, name, tensor, axes)
-        same = SAME_ORDER.issuperset(names) and made_of.tensor.size == tensor.size
-        if not same or made_of.tensor._version != made_of.version:
+        slot, same = made_of.slot, SAME_ORDER.issuperset(names) and made_of.tensor.size == tensor.size
+        if slot is None or not same or made_of.tensor._version != made_of.version:
             return None
-        made_of.slot.uses += 1
-        return Copy(made_of.slot, tuple(tensor.shape))
+        slot.uses += 1
+        return Copy(slot, tuple(tensor.shape))
 
     def _way_back(self, tensor: Tensor) -> tuple[list[str], Any]:
         """The nodes from a tensor to the parameter or input that it was made of, and that; None if it is neither."""
@@ -229,8 +233,7 @@ class Capture:
         return known
 
     def _note(self, recipe: Any, tensor: Tensor, how: str) -> Any:
-        if self.findings is not None:
-            self._find(tensor, how, 0)
+        self._find(tensor, how, 0)
         return recipe
 
     def _keep(self, tensor: Tensor) -> Any:
@@ -243,8 +246,7 @@ class Capture:
         if observation is None and self.findings is None:
             return native.detached(tensor)
         reason = self._reason(tensor)
-        if self.findings is not None:
-            self._find(tensor, f"kept: {reason}", tensor.untyped_storage().nbytes())
+        self._find(tensor, f"kept: {reason}", tensor.untyped_storage().nbytes())
         if observation is None:
             return native.detached(tensor)
         return observing.Kept(native.detached(tensor), observation.keep(tensor, self.region.name, reason))
@@ -258,6 +260,8 @@ class Capture:
         return "backend copied it" if node is not None and node.name() == "Contiguous" else "saved for backward"
 
     def _find(self, tensor: Tensor, how: str, nbytes: int) -> None:
+        if self.findings is None:
+            return
         number = f"saved tensor {len(self.findings)}"
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).lower()
         self.findings.append(Finding(self.region.name, number, how, shape, dtype, nbytes))

@@ -8,7 +8,7 @@ everything from where it leaves the known ones, and the next forward is watched 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspore import Tensor
 
@@ -17,6 +17,7 @@ from hp_memory.activation.liveness import Needs, Output
 from hp_memory.errors import ReplayError
 
 if TYPE_CHECKING:
+    from hp_memory.activation.exclude import Region
     from hp_memory.activation.records import Record
     from hp_memory.activation.watching import Watch
 
@@ -163,7 +164,7 @@ def learn(watch: Watch, records: list[Record], plan: Plan, guarded: dict) -> Non
         records[output[0]].drop(output[1], until)
 
 
-def describe(plan: Plan) -> list[tuple[Any, list[bool]]]:
+def describe(plan: Plan) -> list[tuple[Region, list[bool]]]:
     """(region, whether each of its outputs is kept) for the calls of the longest learned path."""
     path = max(plan.paths, key=lambda path: len(path.regions), default=None)
     if path is None:

@@ -107,7 +107,7 @@ def _saved(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> An
 
 
 def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> None:
-    invocation, inputs = frame.invocation, capture.inputs
+    inputs = capture.inputs
     noted = [(item.path, new) for item in inputs.values() if (new := _new_attributes(item))]
     parts = Parts(out, noted, region.name)
     _refuse_unknown_distributed(parts.outputs, region)
@@ -116,7 +116,7 @@ def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> 
     values = [Passed(inputs[id(t)].path) if id(t) in inputs else _kept(t, region) for t in parts.outputs]
     record = Record(region, bindings, parts, values)
     record.writes = [_write(item, capture) for item in written]
-    invocation.records.append(record)
+    frame.call.records.append(record)
     frame.shared += [(was, now, region) for now, was in parts.shared]
     capture.settle()
     made = [(leaf, tensor) for leaf, tensor in enumerate(parts.outputs) if id(tensor) not in inputs]
@@ -125,7 +125,7 @@ def _record(frame: frames.Frame, region: Region, capture: Capture, out: Any) -> 
 
 def _learn(frame: frames.Frame, capture: Capture, made: list[tuple[int, Tensor]], written: list[Input]) -> None:
     """Tells the watch of the call, or lets what was learned decide about its outputs."""
-    invocation, region = frame.invocation, capture.region
+    invocation, region = frame.call, capture.region
     index = len(invocation.records) - 1
     if frame.watch is not None:
         rewritten = {id(item) for item in written}
@@ -184,7 +184,7 @@ def _has_moved(item: Input) -> bool:
 
 def _write(item: Input, capture: Capture) -> writing.Write:
     if not _has_moved(item):
-        writing.refuse_saved(item.tensor, capture.invocation.token, f"excluded region {capture.region.name}")
+        writing.refuse_saved(item.tensor, capture.frame.call.token, f"excluded region {capture.region.name}")
     return writing.Write(item.path, writing.copy_of(item.tensor, item.tensor._requires_grad), _has_moved(item))
 
 
@@ -205,7 +205,7 @@ def _bind(capture: Capture, item: Input) -> Binding:
             "has the value from before; clone the input in the region, or don't exclude it"
         )
     if frame.watch is not None:
-        writing.mark_saved(tensor, frame.invocation.token, f"excluded region {region.name}")
+        writing.mark_saved(tensor, frame.call.token, f"excluded region {region.name}")
     return Binding(item.path, weakref.ref(item.slot), _layout(tensor))
 
 
@@ -214,16 +214,19 @@ def _layout(tensor: Tensor) -> tuple:
 
 
 def _replayed(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) -> Any:
-    frame.ending.here()
+    ending, shade = frame.ending, frame.shade
+    assert ending is not None, "every replay has one"
+    assert shade is not None, "every replay has one"
+    ending.here()
     record = _next_record(frame, region)
     for binding in record.bindings:
         slot = binding.slot()
         if slot is not None:
             tensor = _find(binding, region, args, kwargs)
-            frame.shade.check(tensor, f"excluded region {region.name}")
+            shade.check(tensor, f"excluded region {region.name}")
             slot.fill(native.detached(tensor))
             frame.bound.append((tensor, tensor._version, region))
-    frame.ending.progress(frame.packed, frame.cursor)
+    ending.progress(frame.packed, frame.cursor)
     # The body would have drawn from the generator here.
     random_state.restore(record.rng)
     frame.inside = region
@@ -234,12 +237,12 @@ def _replayed(frame: frames.Frame, region: Region, args: tuple, kwargs: dict) ->
 
 
 def _next_record(frame: frames.Frame, region: Region) -> Record:
-    records, index = frame.invocation.records, frame.cursor
+    records, index = frame.call.records, frame.cursor
     if index >= len(records) or records[index].region is not region:
         expected = records[index].region.name if index < len(records) else "none"
         why = "the wrapper is made anew in each run" if expected == region.name else "control flow changed"
         raise ReplayError(
-            f"the replay of {frame.invocation.boundary.name} calls excluded region {region.name} where its forward "
+            f"the replay of {frame.call.boundary.name} calls excluded region {region.name} where its forward "
             f"called {expected} (call {index}): {why} between forward and replay"
         )
     frame.cursor = index + 1

@@ -26,7 +26,11 @@ from hp_memory.activation.native import Cell_
 class _Face(UncompilableCell):
     """Mixed in before the Cell's class. ``_hp_part.run(args, kwargs)`` decides how ``construct`` is run."""
 
-    __slots__ = ()
+    __slots__ = ()  # the class made for each kind of Cell has them
+
+    _hp_again: Callable[[nn.Cell], nn.Cell]
+    _hp_override: Callable | None
+    _hp_target: nn.Cell
 
     @property
     def construct(self) -> Callable:
@@ -103,7 +107,7 @@ def _construct(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @cache
-def _face_class(cls: type, kind: type) -> type:
+def _face_class(cls: type, kind: type) -> Any:
     slots = ("_hp_again", "_hp_hooks", "_hp_override", "_hp_part", "_hp_target")
     return type(cls.__name__, (kind, cls), {"__slots__": slots, "__module__": cls.__module__, "__doc__": cls.__doc__})
 

@@ -7,13 +7,16 @@ on a thread that never saw the forward, and the replay opens its own frame there
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hp_memory.errors import ReplayError
 
 if TYPE_CHECKING:
+    from hp_memory.activation.capture import Capture
     from hp_memory.activation.elision import Course
     from hp_memory.activation.ending import Ending
+    from hp_memory.activation.exclude import Region
+    from hp_memory.activation.invocation import Invocation
     from hp_memory.activation.shading import Shade
     from hp_memory.activation.watching import Watch
 
@@ -40,14 +43,14 @@ class Frame:
         "watch",
     )
 
-    def __init__(self, invocation: Any, replaying: bool) -> None:
-        self.invocation = invocation
+    def __init__(self, invocation: Invocation | None, replaying: bool) -> None:
+        self.invocation = invocation  # None for a region outside every checkpoint
         self.replaying = replaying
         self.cursor = 0  # the next excluded call
         self.named = 0  # replay: regions that aren't excluded, called so far
         self.packed = 0  # tensors saved outside excluded regions so far
-        self.inside = None  # the excluded region whose body runs now
-        self.capture: Any = None  # of that body
+        self.inside: Region | None = None  # whose body runs now, or is skipped by a replay
+        self.capture: Capture | None = None  # of that body
         self.guarded: list = []  # forward: (tensor, version, region, what), checked at the end
         self.bound: list = []  # replay: (tensor, version, excluded region or None) of what it gave, checked at the end
         self.shared: list = []  # forward: (copy, object, region) of outputs handed out as they are, checked at the end
@@ -57,6 +60,12 @@ class Frame:
         self.shade: Shade | None = None  # of a replay
         self.ending: Ending | None = None  # of a replay
         self.failure: ReplayError | None = None  # replay: raised in the end, whatever became of it on the way
+
+    @property
+    def call(self) -> Invocation:
+        """The checkpointed call that this is a run of."""
+        assert self.invocation is not None, "asked outside every checkpoint"
+        return self.invocation
 
 
 class _Stack(threading.local):

@@ -65,7 +65,7 @@ def _slices(
         starts[dim], offset = divmod(offset, -negative)
         if not 0 <= starts[dim] < base_shape[dim]:
             return None
-    steps = []
+    steps: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         found = next((dim for negative, dim in dims if stride and stride >= -negative), None) if size > 1 else None
         step, rest = divmod(stride, base_strides[found]) if found is not None else (0, 0 if size == 1 else stride)

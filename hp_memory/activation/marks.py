@@ -5,13 +5,14 @@ User data belongs to the tensor below Python's object: aliases made by ``.data``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspore import Tensor
 
 from hp_memory.activation.liveness import Output, Value
 
 if TYPE_CHECKING:
+    from hp_memory.activation.exclude import Region
     from hp_memory.activation.shading import Shade
     from hp_memory.activation.watching import Watch
 
@@ -39,7 +40,7 @@ class Ghost:
 
     __slots__ = ("region", "shade", "until")
 
-    def __init__(self, shade: Shade, region: Any, until: int) -> None:
+    def __init__(self, shade: Shade, region: Region, until: int) -> None:
         self.shade = shade
         self.region = region
         self.until = until

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from mindspore import Parameter, Tensor, ops
 
@@ -76,7 +78,7 @@ class hooks:
 
     __slots__ = ("_executor", "_pair", "_pipelined")
 
-    def __init__(self, pack, unpack) -> None:
+    def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
         self._pair = (pack, unpack)
         self._executor = executor._executor
 
@@ -84,7 +86,7 @@ class hooks:
         self._pipelined = not self._executor.disable_frontend_and_bprop_pipeline()
         self._executor.push_saved_tensor_hook(*self._pair)
 
-    def __exit__(self, *_exc) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self._executor.pop_saved_tensor_hook()
         if self._pipelined:
             self._executor.enable_frontend_and_bprop_pipeline()
@@ -99,13 +101,11 @@ def parameter_storages() -> set[int]:
 def _address(parameter: Parameter) -> int:
     try:
         return parameter.untyped_storage().data_ptr()
-    except (
-        SystemError
-    ):  # what MindSpore answers for a Parameter whose construction failed and that an error still holds
+    except SystemError:  # of a Parameter whose construction failed and that an error still holds
         return 0
 
 
-def empty_trigger():
+def empty_trigger() -> Tensor:
     """A tensor without elements that needs a gradient, so that saving beside it makes a graph node."""
     trigger = ops.zeros((0,))
     trigger.requires_grad_()
@@ -113,7 +113,7 @@ def empty_trigger():
 
 
 @contextlib.contextmanager
-def cell_precision(kind):
+def cell_precision(kind: MixedPrecisionType) -> Iterator[None]:
     """What ``Cell.__call__`` does about ``Cell.to_float``, for a replay that calls ``construct``."""
     executor.set_mixed_precision_type(kind)
     try:
@@ -122,7 +122,7 @@ def cell_precision(kind):
         executor.set_mixed_precision_type(MixedPrecisionType.NOTSET, False)
 
 
-def amp_decorator(strategy):
+def amp_decorator(strategy: Any) -> AmpDecorator:
     """The mixed-precision context of a forward, for its replay."""
     return AmpDecorator(
         strategy.get_amp_level(), strategy.get_amp_dtype(), strategy.get_white_list(), strategy.get_black_list()
@@ -130,7 +130,7 @@ def amp_decorator(strategy):
 
 
 @contextlib.contextmanager
-def replay_graph():
+def replay_graph() -> Iterator[None]:
     """Records a forward inside backward: grad flags on, and a graph of its own that is ended whatever happens."""
     grad_flag, enabled = executor.grad_flag(), executor.enable_grad()
     executor.set_grad_flag(True)

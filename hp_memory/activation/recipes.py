@@ -6,7 +6,7 @@ Ownership, so that everything dies with the graph and without the garbage collec
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn, ops
 
@@ -16,6 +16,9 @@ from hp_memory.activation.moving import Moved
 from hp_memory.activation.weights import Axes
 from hp_memory.activation.writing import standing_alone
 from hp_memory.errors import ReplayError
+
+if TYPE_CHECKING:
+    from hp_memory.activation.invocation import Invocation
 
 
 class Slot:
@@ -27,11 +30,11 @@ class Slot:
 
     __slots__ = ("__weakref__", "invocation", "left", "uses", "value")
 
-    def __init__(self, invocation: Any, uses: int) -> None:
+    def __init__(self, invocation: Invocation, uses: int) -> None:
         self.invocation = invocation
         self.uses = uses
         self.left = 0
-        self.value = None
+        self.value: Tensor | None = None
 
     def fill(self, value: Any) -> None:
         """Gives the replayed tensor, which takes the place of an earlier replay's."""

@@ -40,7 +40,7 @@ class Passed(NamedTuple):
 class Leaf(NamedTuple):
     """A place in the output: which of the record's values stands there. One tensor may stand in several places."""
 
-    index: int
+    number: int
 
 
 class Face(NamedTuple):
@@ -105,7 +105,7 @@ class Record:
         values = [self._given(value, frame, args, kwargs) for value in self.values]
 
         def leaf(at: Leaf) -> Tensor:
-            return values[at.index]
+            return values[at.number]
 
         for index, face in self.faces.items():
             values[index].__class__ = face.cls
@@ -116,7 +116,8 @@ class Record:
 
     def _given(self, value: Any, frame: Frame, args: tuple, kwargs: dict) -> Tensor:
         if type(value) is StandIn:
-            return value.lend(frame, self.region)
+            assert frame.shade is not None, "only a replay is given stand-ins"
+            return value.lend(frame.shade, self.region)
         if isinstance(value, Passed):
             return resolve(value.path, args, kwargs)
         if isinstance(value, (Part, moving.Moved)):

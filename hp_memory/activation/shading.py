@@ -12,7 +12,7 @@ import contextlib
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspore import MsDispatchMode, Tensor, mint
 
@@ -20,6 +20,9 @@ from hp_memory.activation import frames, marks
 from hp_memory.activation.trees import tensors_in
 from hp_memory.activation.unseen import FUNCTION, guards
 from hp_memory.errors import ReplayError
+
+if TYPE_CHECKING:
+    from hp_memory.activation.exclude import Region
 
 _DETACH = "StopGradient"  # by this operation, which saves nothing, the hooks detach what they pack
 
@@ -38,10 +41,10 @@ class StandIn:
         self.template = output.to("meta")
         self.until = until
 
-    def lend(self, frame: frames.Frame, region: Any) -> Tensor:
+    def lend(self, shade: Shade, region: Region) -> Tensor:
         """A tensor for one replay. Never shared: after a failed read MindSpore turns the object into zeros."""
-        frame.shade.enter()
-        return _ghost(self.template.data, marks.Ghost(frame.shade, region, self.until), self.requires_grad)
+        shade.enter()
+        return _ghost(self.template.data, marks.Ghost(shade, region, self.until), self.requires_grad)
 
 
 def _ghost(meta: Tensor, mark: marks.Ghost, requires_grad: bool) -> Tensor:
@@ -106,9 +109,9 @@ class Shade(MsDispatchMode):
                 ghost = found if ghost is None or found.until < ghost.until else ghost
             elif not self.on_meta and tensor.is_meta:
                 self.refuse(None, func.name)
-        if ghost is None or self.frame is None:
+        if ghost is None:
             return func(*args, **(kwargs or {}))
-        return self._run_dead(func, func.name, args, kwargs or {}, ghost)
+        return self._run_dead(func, func.name, args, kwargs or {}, ghost, self.frame.cursor)
 
     def apply(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         """A custom function, which is one operation here, whatever it consists of."""
@@ -116,10 +119,12 @@ class Shade(MsDispatchMode):
         ghosts = [ghost for tensor in tensors_in((args, kwargs)) if (ghost := marks.ghost_of(tensor)) is not None]
         if self._running or self.frame is None or not ghosts:
             return function(*args, **kwargs)
-        return self._run_dead(function, name + FUNCTION, args, kwargs, min(ghosts, key=lambda ghost: ghost.until))
+        ghost = min(ghosts, key=lambda ghost: ghost.until)
+        return self._run_dead(function, name + FUNCTION, args, kwargs, ghost, self.frame.cursor)
 
-    def _run_dead(self, func: Callable, name: str, args: tuple, kwargs: dict, ghost: marks.Ghost) -> Any:
-        if name not in self.dead or self.frame.cursor > ghost.until:
+    def _run_dead(self, func: Callable, name: str, args: tuple, kwargs: dict, ghost: marks.Ghost, calls: int) -> Any:
+        """``calls`` saved ones have been replayed so far."""
+        if name not in self.dead or calls > ghost.until:
             self.refuse(ghost, name)
         self._running = True
         try:

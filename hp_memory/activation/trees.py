@@ -47,7 +47,7 @@ def _is_record_class(cls: type) -> bool:
 
 def attributes(value: Any) -> dict[str, Any] | None:
     """What ``value`` consists of if it is a plain object; None for everything else."""
-    cls = type(value)
+    cls: type = type(value)
     if not _is_record_class(cls):
         return None
     found = dict(getattr(value, "__dict__", ()))
@@ -189,7 +189,8 @@ class Mapping:
         if found is None:
             self.closed.append(tree)
             return tree
-        leaves, made = self._leaves, self._note(tree, type(tree).__new__(type(tree)))
+        cls: Any = type(tree)
+        leaves, made = self._leaves, self._note(tree, cls.__new__(cls))
         for name, item in found.items():
             object.__setattr__(made, name, self.of(item))
         if self._leaves == leaves and not (dataclasses.is_dataclass(tree) or isinstance(tree, types.SimpleNamespace)):

@@ -18,9 +18,11 @@ from hp_memory.activation import frames, marks
 from hp_memory.activation.trees import tensors_in
 from hp_memory.mindspore.private import Function, JitExecutor
 
-_OF_TENSORS = ("__bool__", "__int__", "__float__", "__index__", "__str__", "__repr__", "__format__", "__array__")
-_OF_TENSORS += ("__iter__", "__contains__", "__setitem__", "__reduce_ex__", "__copy__", "__deepcopy__")
-_OF_TENSORS += ("asnumpy", "tolist", "item", "numpy", "set_data", "assign_value")
+_OF_TENSORS = (
+    *("__bool__", "__int__", "__float__", "__index__", "__str__", "__repr__", "__format__", "__array__"),
+    *("__iter__", "__contains__", "__setitem__", "__reduce_ex__", "__copy__", "__deepcopy__"),
+    *("asnumpy", "tolist", "item", "numpy", "set_data", "assign_value"),
+)
 FUNCTION = ".apply"  # after the name of a custom function where it stands for an operation
 _APPLY = Function.__dict__["apply"]
 
@@ -80,8 +82,8 @@ def _showing_apply(_reader: str, _original: Callable) -> classmethod:
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         function = partial(_APPLY.__func__, cls)
         frame = frames.current()
-        watcher = frame and (frame.watch or frame.shade)
-        if not watcher or frame.inside is not None:
+        watcher = (frame.watch or frame.shade) if frame is not None and frame.inside is None else None
+        if watcher is None:
             return function(*args, **kwargs)
         return watcher.apply(cls.__name__, function, args, kwargs)
 

@@ -32,7 +32,8 @@ class Watch(MsDispatchMode):
 
     def __init__(self, frame: frames.Frame, inputs: Iterable[Tensor]) -> None:
         self.frame: frames.Frame | None = frame
-        self.token = frame.invocation.token
+        self.token = frame.call.token
+        self._records = frame.call.records
         self.trace = Trace()
         self.seen = 0
         self.last: int | None = None
@@ -52,7 +53,7 @@ class Watch(MsDispatchMode):
         guards.stop()
         for tensor in self._outside:
             marks.put(tensor, None)
-        self.frame, self._outside, self._nodes = None, [], {}
+        self.frame, self._records, self._outside, self._nodes = None, [], [], {}
         return super().__exit__(*exc)
 
     def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
@@ -72,11 +73,11 @@ class Watch(MsDispatchMode):
         versions = [tensor._version for tensor in operands]
         # Without a graph node the copy that a kernel gets of a view can't be followed: keep what it is made of.
         live = name.startswith(_WRITES) or not native.recording()
-        self.last = self.trace.add(name, reads, len(self.frame.invocation.records), live)
+        number = self.last = self.trace.add(name, reads, len(self._records), live)
         out = func(*args, **kwargs)
         written = versions != [tensor._version for tensor in operands]
-        if self._mark_results(self.last, out) or written:
-            self.trace.operations[self.last].live = True
+        if self._mark_results(number, out) or written:
+            self.trace.operations[number].live = True
         return out
 
     def apply(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -96,8 +97,12 @@ class Watch(MsDispatchMode):
         writes = func.name.startswith(_WRITES) and any(self._is_known(tensor) for tensor in operands)
         indices = any(not tensor.is_floating_point() for tensor in tensors_in((out,)))
         if writes or (indices and any(tensor.is_floating_point() for tensor in operands)):
-            self.trace.operations[self.last].live = True
+            self._keep_last()
         return out
+
+    def _keep_last(self) -> None:
+        assert self.last is not None, "a custom function is an operation itself"
+        self.trace.operations[self.last].live = True
 
     def _is_known(self, tensor: Tensor) -> bool:
         mark = marks.of(tensor)
@@ -129,7 +134,7 @@ class Watch(MsDispatchMode):
                 self._follow(tensor, known.value)
             return (known.value,)
         found = self._behind(node, tensor._output_index) if node is not None else ()
-        value = self.trace.add("Contiguous", found, len(self.frame.invocation.records)) if found else None
+        value = self.trace.add("Contiguous", found, len(self._records)) if found else None
         marks.put(tensor, marks.Made(self.token, value, self))
         if value is None:
             self._outside.append(tensor)
@@ -168,7 +173,7 @@ class Watch(MsDispatchMode):
         if self.frame is None or (frame is self.frame and self.frame.inside is not None):
             return
         if self._in_function and not self._is_known(tensor):
-            self.trace.operations[self.last].live = True  # made inside, of who knows what
+            self._keep_last()  # made inside, of who knows what
         else:
             self.need(tensor, reader)
 

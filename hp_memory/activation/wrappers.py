@@ -42,7 +42,7 @@ class Boundary:
         frame = frames.current()
         if frame is not None:
             raise ReplayError(
-                f"checkpoint {self.name} is called inside checkpoint {frame.invocation.boundary.name}: "
+                f"checkpoint {self.name} is called inside checkpoint {frame.call.boundary.name}: "
                 "keep one boundary per block and remove the inner one"
             )
         return Invocation(self, args, kwargs).forward(args, kwargs)
@@ -58,10 +58,11 @@ class _Named:
     def run(self, args: tuple, kwargs: dict) -> Any:
         frame = frames.current()
         if frame is not None and frame.replaying:
+            assert frame.ending is not None, "every replay has one"
             frame.ending.here()
             frame.named += 1
         elif frame is not None and frame.inside is None and observing.active is not None:
-            frame.invocation.named.append(self.name)
+            frame.call.named.append(self.name)
         return observing.plain(self.name, self.body, args, kwargs)
 
 
@@ -148,8 +149,8 @@ def checkpoint_wrapper(
         TypeError: for a target that can't be called, or an option of another type.
     """
     _check_options(name, early_stop, context_fn)
-    options = {"name": name, "early_stop": early_stop, "context_fn": context_fn}
-    return _wrap(target, Boundary(target, name, early_stop, context_fn), partial(checkpoint_wrapper, **options))
+    again = partial(checkpoint_wrapper, name=name, early_stop=early_stop, context_fn=context_fn)
+    return _wrap(target, Boundary(target, name, early_stop, context_fn), again)
 
 
 def checkpoint_exclude_wrapper(
