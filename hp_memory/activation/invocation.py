@@ -181,11 +181,12 @@ class Invocation(native.RecomputeHandle):
             raise
         finally:
             frame.bound.clear()  # holds the replay's graph, which holds the hooks, which hold the frame
-            frame.shade = frame.ending = None
+            # MindSpore may keep the replay's graph for longer, and with it the hooks (compiled functions do).
+            frame.shade = frame.ending = frame.invocation = None
 
     def _run_again(self, frame: frames.Frame, args: list, kwargs: dict) -> bool:
         """False if the replay stopped early."""
-        hooks = native.hooks(self._refill(frame), unpack)
+        hooks = native.hooks(lambda tensor: frame.invocation._fill(frame, tensor), unpack)
         shade = frame.shade.scope(self.operations is not None)
         before = frames.enter(frame)
         try:
@@ -206,29 +207,25 @@ class Invocation(native.RecomputeHandle):
             )
         return True
 
-    def _refill(self, frame: frames.Frame) -> Callable:
-        slots, shade = self.slots, frame.shade
-
-        def pack(tensor: Any) -> Any:
-            i = frame.packed
-            if i >= len(slots):
-                raise ReplayError(
-                    f"the replay of {self.boundary.name} saves more tensors than its forward: "
-                    "control flow changed between forward and replay"
-                )
-            frame.packed = i + 1
-            shade.check(tensor, "backward")
-            self._check_saved(i, tensor, shade.last)
-            values = native.detached(tensor)  # the tensor itself would close a circle through the replay's own graph
-            slot = slots[i]()
-            if slot is not None:
-                slot.fill(values)
-                frame.bound.append((tensor, tensor._version, None))
-            if frames.current() is frame:  # else another thread saves this
-                frame.ending.progress(frame.packed, frame.cursor)
-            return values
-
-        return pack
+    def _fill(self, frame: frames.Frame, tensor: Any) -> Any:
+        """Takes what a replay saves: for a slot, if backward can still read it."""
+        i = frame.packed
+        if i >= len(self.slots):
+            raise ReplayError(
+                f"the replay of {self.boundary.name} saves more tensors than its forward: "
+                "control flow changed between forward and replay"
+            )
+        frame.packed = i + 1
+        frame.shade.check(tensor, "backward")
+        self._check_saved(i, tensor, frame.shade.last)
+        values = native.detached(tensor)  # the tensor itself would close a circle through the replay's own graph
+        slot = self.slots[i]()
+        if slot is not None:
+            slot.fill(values)
+            frame.bound.append((tensor, tensor._version, None))
+        if frames.current() is frame:  # else another thread saves this
+            frame.ending.progress(frame.packed, frame.cursor)
+        return values
 
     def _check_saved(self, number: int, tensor: Any, operation: str | None) -> None:
         """What a replay saves must look like what the forward saved; if that was watched, by the same operation."""

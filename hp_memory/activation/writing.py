@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mindspore import Tensor, mint
 
-from hp_memory.activation import native
+from hp_memory.activation import marks, native
 from hp_memory.activation.trees import Mapping, Path, difference, is_number, resolve, spell
 from hp_memory.errors import ReplayError
 from hp_memory.mindspore.private import no_grad as _no_grad
@@ -37,6 +37,8 @@ class Write(NamedTuple):
     def again(self, args: tuple, kwargs: dict) -> None:
         """Writes the same values into the replay's own tensor."""
         target = resolve(self.path, args, kwargs)
+        if marks.ghost_of(target) is not None:
+            return  # the watched forward didn't write it, or it would be there; who reads it is refused
         if self.moved:
             target.assign_value(native.detached(self.values))
         else:

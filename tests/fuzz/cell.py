@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import namedtuple
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mindspore as ms
@@ -77,6 +78,11 @@ def _sorted(x: Tensor) -> Tensor:
     return ops.gather(x, ops.argsort(x.sum(1)), 0) * x if x.shape[0] else x * x
 
 
+@ms.jit
+def _jitted(x: Tensor) -> Tensor:
+    return x * x * 0.25 + x
+
+
 def _where(x: Tensor) -> Tensor:
     return ops.select(x > 0, x, x * 0.25)
 
@@ -125,6 +131,7 @@ UNARY: dict[str, Callable[[nn.Cell, Tensor], Tensor]] = {
     "local_write": lambda cell, x: _local_write(x),
     "assign_local": lambda cell, x: _assign_local(x),
     "none": lambda cell, x: x,
+    "jitted": lambda cell, x: _jitted(x),
 }
 
 
@@ -151,9 +158,9 @@ class Block(nn.Cell):
         given = _tensors((operands, named))
         # The last one is there to be written, unless what is written is saved too.
         tensors = given[:-1] if step["write"] not in (None, "saved") else given
-        x = tensors[0]
+        x = _single(tensors[0])
         for other in tensors[1:]:
-            x = x * other * 0.5
+            x = x * _single(other) * 0.5
         results = [x := UNARY[operation](self, x) for operation in step["operations"]]
         written = _write(step["write"], given[-1], results[-1])
         if self.fails_at is not None:
@@ -171,7 +178,7 @@ class Block(nn.Cell):
             elif step["write"] is not None:
                 inputs.append(inputs[0] * 1.0)
             call = self.bodies.get(step["region"] or "", self.body)
-            results = _call(call, step, inputs)
+            results = _on_a_worker(_call, call, step, inputs) if step["worker"] else _call(call, step, inputs)
             pool.extend(_after(step, inputs, results))
             if step["write"] is not None:
                 pool.append(inputs[-1] * inputs[-1] * 0.5)
@@ -179,6 +186,15 @@ class Block(nn.Cell):
         for tensor in pool[1:-1][::2]:
             total = total + tensor * 0.125
         return ops.tanh(total)
+
+
+def _single(x: Tensor) -> Tensor:
+    return x if x.dtype == ms.float32 else ops.cast(x, ms.float32)
+
+
+def _on_a_worker(function: Callable, *args: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result()
 
 
 def _tensors(tree: Any) -> list[Tensor]:

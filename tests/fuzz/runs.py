@@ -92,6 +92,12 @@ def _prefired(out: Tensor, x: Tensor, weights: tuple, handles: list) -> tuple:
     return _session(out, x, weights, handles, fire=True)
 
 
+def _double(out: Tensor, x: Tensor, weights: tuple, _handles: list) -> tuple:
+    """Gradients of a gradient."""
+    slope = run_backward((out,), (ops.ones_like(out),), True, True, (x,), allow_unreachable=True, accumulate_grad=False)
+    return (*slope, *_engine((slope[0] * slope[0]).sum(), (x, *weights), False))
+
+
 def _split(out: Tensor, x: Tensor, weights: tuple, _handles: list) -> tuple:
     halves = SplitBackward((out,), (x,), weights)
     return halves.dx((ops.ones_like(out),)) + halves.dw()
@@ -123,6 +129,7 @@ BACKWARDS = {
     "retained": _retained,
     "split": _split,
     "thread": _thread,
+    "double": _double,
 }
 
 
@@ -158,7 +165,7 @@ def train(way: Way, program: Program, how: str) -> Results:
         _fail_once(way, program["raises"])
     flights: list[Callable[[], tuple] | None] = []
     for index in range(program["micro_batches"]):
-        x = Tensor(np.random.RandomState(index).randn(program["rows"], WIDTH).astype(np.float32))
+        x = Tensor(np.random.RandomState(index).randn(program["rows"], WIDTH).astype(program["dtype"]))
         x.requires_grad_()
         flights.append(_flight(way, x, weights, how))
     results: dict[int, list] = {}

@@ -110,7 +110,7 @@ def test_saving_more_holds_more(results):
 
 def test_full_holds_no_more_than_their_own_full_recompute_with_topk_saved(results):
     held = results["recomputes"]["held"]
-    assert held["full"] <= held["theirs"] * 1.05  # of a resident set, which the allocator rounds
+    assert held["full"] <= held["theirs"] * 1.1  # of a resident set, which the allocator rounds
     assert held["theirs"] < held["none"] / 3
 
 

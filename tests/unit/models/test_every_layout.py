@@ -20,6 +20,7 @@ from hp_memory.models.settings import ModelSettings, ParallelSettings
 from tests.unit.models import live_set
 
 ALL = os.environ.get("HP_MEMORY_LAYOUTS") == "all"
+pytestmark = pytest.mark.timeout(3 * 3600 if ALL else 120)
 MODEL = ModelSettings(
     family="reference", num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, ffn_size=12,
     first_dense_layers=1, num_experts=2, top_k=1, expert_ffn_size=6, shared_experts=1, vocab_size=16, seq_length=3,
