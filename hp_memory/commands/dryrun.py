@@ -67,7 +67,7 @@ def _shown(cfg: DryrunConfig, action: str | None) -> Estimate:
 def _estimate(cfg: DryrunConfig) -> Estimate:
     ms.set_device("CPU")
     asked, work = experiment.of("dryrun", cfg), workload(cfg, cfg.estimate)
-    return estimate(work, asked.plan, pipeline_of(cfg), cfg.estimate, installed=cfg.installed)
+    return estimate(work, asked.plan, pipeline_of(cfg), cfg.estimate, cfg.installed, cfg.host)
 
 
 def _compare(found: Sequence[Estimate], folder: Path, console: Console) -> None:

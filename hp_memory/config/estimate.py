@@ -23,6 +23,9 @@ MOST_BUDGETS = 100
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
+_HOST_SPEEDS = ("host_link_bandwidth", "host_bandwidth")
+
+
 @dataclass
 class DeviceSettings:
     """The device a plan is made for. The step's time comes from its speeds; no figure of memory uses them."""
@@ -37,6 +40,14 @@ class DeviceSettings:
     """Sustained bytes per second that element-wise operations and permutations reach."""
     link_bandwidth: float = 4.0e10
     """Bytes per second that one rank reaches in an all-to-all; taken for the other collectives and messages too."""
+    host_link_bandwidth: float = 2.0e10
+    """Bytes per second between a device and its host in each direction, when no other device copies."""
+    host_bandwidth: float = 1.6e11
+    """Bytes per second in each direction that a host reaches for all of its devices together."""
+    ranks_per_host: int = 8
+    """Ranks that share a host's bandwidth and memory."""
+    host_memory: str = "1536GiB"
+    """What a host has for tensors that wait there, of all its ranks."""
     communicator_buffer: str = "200MiB"
     """What one communicator allocates per direction (HCCL_BUFFSIZE); twice this per communicator."""
     times: str | None = None
@@ -44,11 +55,19 @@ class DeviceSettings:
     sources: dict[str, str] = field(default_factory=dict)
     """Where each figure is from, for whoever reads the result."""
 
+    @property
+    def host_bandwidth_of_a_rank(self) -> float:
+        """Bytes per second in each direction while all ranks of a host copy."""
+        return min(self.host_link_bandwidth, self.host_bandwidth / self.ranks_per_host)
+
     def validate(self, path: str) -> None:
         """Raises ConfigError for amounts that can't be read or aren't positive."""
         positive_bytes_of(self.memory, f"{path}.memory")
+        positive_bytes_of(self.host_memory, f"{path}.host_memory")
+        if self.ranks_per_host < 1:
+            raise ConfigError(f"{path}.ranks_per_host", self.ranks_per_host, "must be at least 1")
         bytes_of(self.communicator_buffer, f"{path}.communicator_buffer")
-        for name in ("peak_teraflops", "teraflops", "memory_bandwidth", "link_bandwidth"):
+        for name in ("peak_teraflops", "teraflops", "memory_bandwidth", "link_bandwidth", *_HOST_SPEEDS):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "must be above 0")
         if self.teraflops > self.peak_teraflops:

@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hp_memory.config.estimate import EstimateSettings, bytes_of
+from hp_memory.errors import ConfigError
 from hp_memory.estimate.account import terms
 from hp_memory.estimate.account.check import LayerCheck
 from hp_memory.estimate.account.stage import Moment, Unit, moments, unit_of
 from hp_memory.estimate.account.terms import Term
 from hp_memory.estimate.account.worth import NotWorth, not_worth_of
 from hp_memory.estimate.engines.choice import check, trace
-from hp_memory.estimate.times.job import Job, step_time
+from hp_memory.estimate.times.host import HostCopies
+from hp_memory.estimate.times.job import Job, host_copies, step_time
 from hp_memory.estimate.times.step import StepTime
 from hp_memory.estimate.tracing.record import LayerTrace, ModelTrace
 from hp_memory.estimate.workload import Workload, hidden_bytes
-from hp_memory.layout import ActivationPlan, refuse_offload
+from hp_memory.host.settings import HostSettings
+from hp_memory.layout import ActivationPlan
 from hp_memory.pipeline.generate import generate
 from hp_memory.pipeline.schedule import Schedule
 from hp_memory.pipeline.settings import PipelineSettings
@@ -94,6 +97,17 @@ class Estimate:
     checks: tuple[LayerCheck, ...] = ()
     notes: tuple[str, ...] = ()
     not_worth: tuple[NotWorth, ...] = ()
+    copies: tuple[HostCopies, ...] = ()
+
+    @property
+    def host_peak(self) -> int:
+        """The most bytes that the ranks of one host keep there together; each host is taken to have the worst rank."""
+        return max((found.peak for found in self.copies), default=0) * self.settings.device.ranks_per_host
+
+    @property
+    def host_memory(self) -> int:
+        """Bytes that one host has for that."""
+        return bytes_of(self.settings.device.host_memory, "estimate.device.host_memory")
 
     @property
     def worst(self) -> Stage:
@@ -107,8 +121,8 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank fits its device."""
-        return self.worst.peak <= self.device
+        """Whether every rank fits its device, and what waits on the host the host."""
+        return self.worst.peak <= self.device and self.host_peak <= self.host_memory
 
     @property
     def replayed_share(self) -> float:
@@ -137,22 +151,22 @@ def schedule_of(pipeline: PipelineSettings) -> Schedule:
 
 
 def units_of_chunk(
-    model_trace: ModelTrace, plan: ActivationPlan, layers: Sequence[int], last: bool, made: dict
+    model_trace: ModelTrace, plan: ActivationPlan, layers: Sequence[int], last: bool, made: dict, least: int = 0
 ) -> tuple[Unit, ...]:
     """The chunk's layers under their layouts, and the model's end where it has it. ``made`` keeps equal ones."""
-    units = [_unit(model_trace, plan, layer, made) for layer in layers]
+    units = [_unit(model_trace, plan, layer, made, least) for layer in layers]
     if last and model_trace.head is not None:
         units.append(unit_of(model_trace.head, "head and loss", None, None))
     return tuple(units)
 
 
-def _unit(model_trace: ModelTrace, plan: ActivationPlan, layer: int, made: dict) -> Unit:
+def _unit(model_trace: ModelTrace, plan: ActivationPlan, layer: int, made: dict, least: int) -> Unit:
     kind, layout = model_trace.kinds[layer], plan.layers[layer].layout
     key = (kind, layout.default, tuple(sorted(layout.actions.items())), layout.keep_outputs)
     if key not in made:
-        made[key] = unit_of(model_trace.layers[kind], "", None, layout)
+        made[key] = unit_of(model_trace.layers[kind], "", None, layout, least)
     found = made[key]
-    fields = (found.held, found.replayed, found.waiting, found.forward, found.backward, found.parts)
+    fields = (found.held, found.replayed, found.waiting, found.forward, found.backward, found.parts, found.moved)
     return Unit(f"layer {layer} ({kind})", layer, *fields)
 
 
@@ -173,6 +187,7 @@ def estimate(
     pipeline: PipelineSettings,
     settings: EstimateSettings,
     installed: bool = False,
+    host: HostSettings | None = None,
 ) -> Estimate:
     """What every rank needs.
 
@@ -182,15 +197,24 @@ def estimate(
         pipeline: stages, schedule and micro-batches.
         settings: the assumptions.
         installed: also run every kind of layer with its plan installed, and compare.
+        host: how offloaded regions use the host; None for the defaults.
+
+    Raises:
+        ConfigError: for more on the host than ``host.memory`` allows a rank.
     """
-    refuse_offload(plan, "the dry run doesn't model copies to the host yet")
+    host = host or HostSettings()
+    least = bytes_of(host.min_bytes, "host.min_bytes")
     model_trace = trace(work)
     schedule = schedule_of(pipeline)
     chunks = chunks_of(pipeline, model_trace)
     made: dict = {}
     units = {
-        c: units_of_chunk(model_trace, plan, layers, c == len(chunks) - 1, made) for c, layers in enumerate(chunks)
+        c: units_of_chunk(model_trace, plan, layers, c == len(chunks) - 1, made, least)
+        for c, layers in enumerate(chunks)
     }
+    job, replayed = job_of(work, model_trace, pipeline, settings), replayed_of(model_trace, plan)
+    copies = host_copies(job, replayed, {c: [u.moved for u in own] for c, own in units.items()})
+    _refuse_beyond(host, copies)
     stages = tuple(_stage(rank, work, model_trace, schedule, chunks, units, settings) for rank in range(schedule.ranks))
     return Estimate(
         work,
@@ -201,11 +225,19 @@ def estimate(
         model_trace.total_parameters,
         sum(_replay_flops(model_trace, plan, layer) for layer in range(len(model_trace.kinds))),
         sum(model_trace.layers[kind].flops("forward") for kind in model_trace.kinds),
-        step_time(job_of(work, model_trace, pipeline, settings), replayed_of(model_trace, plan)),
+        step_time(job, replayed, [found.waits for found in copies]),
         tuple(check(work, plan)) if installed else (),
         model_trace.notes,
         tuple(not_worth_of(model_trace.layers, plan)),
+        copies,
     )
+
+
+def _refuse_beyond(host: HostSettings, copies: Sequence[HostCopies]) -> None:
+    most = max(range(len(copies)), key=lambda rank: copies[rank].peak)
+    if copies[most].peak > bytes_of(host.memory, "host.memory"):
+        why = f"pipeline rank {most} would keep {copies[most].peak / 2**30:.2f} GiB on the host; the rest would stay"
+        raise ConfigError("host.memory", host.memory, f"{why} on the device")
 
 
 def job_of(work: Workload, model_trace: ModelTrace, pipeline: PipelineSettings, settings: EstimateSettings) -> Job:

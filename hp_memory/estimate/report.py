@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from hp_memory.estimate.account.liveness import GRADIENTS
 from hp_memory.estimate.account.stage import Unit
 from hp_memory.estimate.ranks import Estimate, Stage
-from hp_memory.estimate.times import show
+from hp_memory.estimate.times import host_show, show
 from hp_memory.layout.layers import format_layers
 from hp_memory.pipeline.schedule import Schedule
 from hp_memory.pipeline.simulate import Held, levels
@@ -150,6 +150,7 @@ def to_dict(found: Estimate) -> dict[str, Any]:
             for c in found.checks
         ],
         "time": show.to_dict(found.time, found.settings),
+        "host": host_show.to_dict(found.copies),
         "not_worth": [entry.in_words() for entry in found.not_worth],
         "held": [
             {"layer": name, "region": region, "reason": reason, "bytes": nbytes}
@@ -201,6 +202,13 @@ def _step_picture(found: Estimate, path: Path) -> Picture:
     worst = found.worst
     memory = [(worst.static_bytes + m.nbytes) / GIB for m in worst.moments]
     return show.step_picture(found.time, found.time.replays, memory, worst.rank, path)
+
+
+def _host_picture(found: Estimate, path: Path) -> Picture:
+    rank = max(range(len(found.copies)), key=lambda rank: found.copies[rank].peak)
+    stage = found.stages[rank]
+    memory = [(stage.static_bytes + m.nbytes) / GIB for m in stage.moments]
+    return host_show.host_picture(found.time, found.copies[rank], memory, rank, path)
 
 
 def _device_line(axes: Axes, nbytes: int) -> None:
@@ -281,6 +289,10 @@ def write(found: Estimate, run_dir: Path) -> list[Table]:
         peak_picture(found, run_dir / "peak.png"),
         _step_picture(found, run_dir / "step.png"),
     ]
+    on_host = host_show.host_table(found.copies, found.time.seconds, found.settings.device)
+    if on_host is not None:
+        tables.insert(2, on_host)
+        pictures.append(_host_picture(found, run_dir / "host.png"))
     (run_dir / "report.json").write_text(json.dumps(to_dict(found), indent=1))
     texts = [Text("Plan", found.plan.in_words()), Text("How far to trust it", ERROR_BAND)]
     texts.append(Text("What was replaced to trace the code", "\n".join(found.notes)))

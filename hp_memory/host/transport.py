@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Protocol
 
 import mindspore as ms
@@ -46,6 +47,22 @@ class Transport(Protocol):
 
         The caller keeps ``source`` until the copy is done.
         """
+
+
+class WhenNeeded:
+    """The transport of the device, made when the first tensor leaves: a trace on the meta device has none."""
+
+    @cached_property
+    def _made(self) -> Transport:
+        return of_device()
+
+    def allocate(self, nbytes: int) -> Any:
+        """See :class:`Transport`."""
+        return self._made.allocate(nbytes)
+
+    def copy_out(self, source: Tensor, buffer: Buffer) -> Outgoing:
+        """See :class:`Transport`."""
+        return self._made.copy_out(source, buffer)
 
 
 def of_device() -> Transport:

@@ -21,11 +21,10 @@ from mindspore import Parameter, Tensor
 
 from hp_memory.amounts import bytes_of
 from hp_memory.errors import PlanMismatch
-from hp_memory.host import transport as transports
 from hp_memory.host.pool import Pool
 from hp_memory.host.settings import HostSettings
 from hp_memory.host.ticket import Group, Ticket
-from hp_memory.host.transport import Outgoing, Transport
+from hp_memory.host.transport import Outgoing, Transport, WhenNeeded
 
 _MARK = "hp_memory_ticket"
 _MOVES = frozenset({ms.float32, ms.float16, ms.bfloat16, ms.float64})
@@ -100,7 +99,7 @@ class Window:
     def of(cls, settings: HostSettings, path: str = "host") -> Window:
         """A window of the device that is set."""
         memory, least = bytes_of(settings.memory, f"{path}.memory"), bytes_of(settings.min_bytes, f"{path}.min_bytes")
-        return cls(transports.of_device(), memory, least, settings.prefetch, settings.pending)
+        return cls(WhenNeeded(), memory, least, settings.prefetch, settings.pending)
 
     # -- out -------------------------------------------------------------------------------------------------------
 

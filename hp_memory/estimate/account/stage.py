@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hp_memory.estimate.account import liveness
 from hp_memory.estimate.account.held import held, held_by
+from hp_memory.estimate.account.host import on_host
 from hp_memory.estimate.tracing.record import LayerTrace
 from hp_memory.layout import Layout
 from hp_memory.pipeline.schedule import COMPUTE, Op, Schedule, Step
@@ -24,6 +25,7 @@ class Unit:
         waiting: between dx and dw, beside ``replayed``.
         forward, backward: working sets of the two, including what is held.
         parts: what ``held`` consists of: bytes by region and reason.
+        moved: what waits on the host instead, and isn't in ``held``.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Unit:
     forward: liveness.Peak
     backward: liveness.Peak
     parts: Mapping[tuple[str, str], int]
+    moved: int = 0
 
     @property
     def by_region(self) -> dict[str, int]:
@@ -78,13 +81,17 @@ class Moment:
     after: int
 
 
-def unit_of(trace: LayerTrace, name: str, layer: int | None, layout: Layout | None) -> Unit:
-    """A layer under a layout; ``None`` means that nothing is replayed (the ends of the model)."""
+def unit_of(trace: LayerTrace, name: str, layer: int | None, layout: Layout | None, least: int = 0) -> Unit:
+    """A layer under a layout; ``None`` means that nothing is replayed (the ends of the model).
+
+    ``least``: bytes of the smallest tensor that moves to the host.
+    """
     replayed = frozenset(layout.replays(trace.regions)) if layout else frozenset()
     keep = bool(layout and layout.keep_outputs)
     entries = held(trace, layout) if layout else held_by(trace, replayed)
+    away = on_host(trace, layout, entries, least) if layout else set()
     parts: dict[tuple[str, str], int] = {}
-    for entry in entries:
+    for entry in (entry for entry in entries if entry.storage not in away):
         region = "block input" if entry.reason == "block input" else entry.region or "between regions"
         key = (region, entry.reason)
         parts[key] = parts.get(key, 0) + trace.storages[entry.storage].nbytes
@@ -97,6 +104,7 @@ def unit_of(trace: LayerTrace, name: str, layer: int | None, layout: Layout | No
         liveness.forward_peak(trace, replayed, keep),
         liveness.backward_peak(trace, replayed, keep),
         parts,
+        trace.nbytes(away),
     )
 
 
@@ -137,6 +145,8 @@ def _within(step: Step, others: int, units: Sequence[Unit], prefired: bool, afte
     best: Moment | None = None
     for i, unit in enumerate(units):
         own = sum(getattr(units[j], amount) for j, amount in demand(step.op, prefired, len(units), i))
+        # While a layer runs its neighbour's tensors are on their way: out behind a forward, in ahead of a backward.
+        own += units[i - 1].moved if i and step.op in ("F", "R", "B", "BW") else 0
         if best is None or others + own > best.nbytes:
             peak = unit.forward if step.op == "F" else unit.backward
             best = Moment(step, others + own, unit.name, peak, after)

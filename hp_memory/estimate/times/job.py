@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hp_memory.config.estimate import EstimateSettings
+from hp_memory.estimate.times.host import HostCopies, Moving, copies_of
 from hp_memory.estimate.times.layer import NOTHING, LayerTime, Work, layer_time
 from hp_memory.estimate.times.outside import Outside, embedding_seconds, outside
 from hp_memory.estimate.times.step import StepTime, rank_times, timeline_of
@@ -59,11 +60,11 @@ class Job:
         m = self.schedule.microbatches
         return [outside(traces, self.settings, self.work.parallel, m) for traces in self.traces]
 
-    def step(self, chunks: Sequence[LayerTime]) -> StepTime:
-        """The whole step, with each chunk's seconds per micro-batch."""
+    def step(self, chunks: Sequence[LayerTime], waits: Sequence[float] = ()) -> StepTime:
+        """The whole step, with each chunk's seconds per micro-batch, and each rank's waits for copies."""
         timeline = timeline_of(self.schedule, chunks, self.transfer)
         replays = tuple(0.0 if self.schedule.prefires else chunk.replay.total for chunk in chunks)
-        seconds, ranks = rank_times(timeline, chunks, self.outside())
+        seconds, ranks = rank_times(timeline, chunks, self.outside(), waits)
         parallel = self.work.parallel
         sequences = self.work.sequences * self.schedule.microbatches * parallel.data
         return StepTime(
@@ -84,9 +85,26 @@ class Job:
         return _BACKWARD_TOO * forward * self.schedule.microbatches / self.schedule.ranks
 
 
-def step_time(job: Job, replayed: Mapping[int, Collection[str]]) -> StepTime:
-    """The step with these regions replayed in each layer."""
-    return job.step(chunk_times(job, replayed))
+def step_time(job: Job, replayed: Mapping[int, Collection[str]], waits: Sequence[float] = ()) -> StepTime:
+    """The step with these regions replayed in each layer; ``waits``: of each rank, for copies from and to the host."""
+    return job.step(chunk_times(job, replayed), waits)
+
+
+def host_copies(
+    job: Job, replayed: Mapping[int, Collection[str]], moved: Mapping[int, Sequence[int]]
+) -> tuple[HostCopies, ...]:
+    """Each rank's copies; ``moved``: bytes that leave each unit of each chunk, per micro-batch."""
+    timeline = timeline_of(job.schedule, chunk_times(job, replayed), job.transfer)
+    chunks = {}
+    for c, layers in enumerate(job.chunks):
+        times = [job.layer(layer, replayed[layer]) for layer in layers]
+        # What stands beside the blocks moves nothing; its time is that of its neighbour.
+        times[-1 if c == len(job.chunks) - 1 else 0] += job.ends(c)
+        chunks[c] = [Moving(nbytes, time) for nbytes, time in zip(moved[c], times, strict=False)]
+    return tuple(
+        copies_of(timeline.of_rank(rank), chunks, job.settings.device.host_bandwidth_of_a_rank)
+        for rank in range(job.schedule.ranks)
+    )
 
 
 def chunk_times(job: Job, replayed: Mapping[int, Collection[str]]) -> list[LayerTime]:

@@ -18,7 +18,7 @@ from hp_memory.report.table import Table
 _COLOURS = {"forward": "#4c78a8", "backward": "#54a24b", "weights' gradients": "#b7d7a8", "replay": "#e45756"}
 _NAMES = {"F": "forward", "B": "backward", "BW": "backward", "W": "weights' gradients"}
 _Bar = list[tuple[float, float]]
-_SPEEDS = ("peak_teraflops", "teraflops", "memory_bandwidth", "link_bandwidth")
+_SPEEDS = ("peak_teraflops", "teraflops", "memory_bandwidth", "link_bandwidth", "host_link_bandwidth", "host_bandwidth")
 
 
 def in_words(found: StepTime, settings: EstimateSettings) -> str:

@@ -18,8 +18,8 @@ from hp_memory.pipeline.schedule import Schedule
 from hp_memory.pipeline.simulate import Costs, Timeline
 
 PARTS = (
-    "forward", "dx", "dw", "replay", "expert exchange", "tensor and context exchange", "gather", "waiting",
-    "gradient reduction", "optimizer",
+    "forward", "dx", "dw", "replay", "expert exchange", "tensor and context exchange", "gather", "host copies",
+    "waiting", "gradient reduction", "optimizer",
 )  # fmt: skip
 
 
@@ -96,13 +96,21 @@ def timeline_of(schedule: Schedule, chunks: Sequence[LayerTime], transfer: float
 
 
 def rank_times(
-    timeline: Timeline, chunks: Sequence[LayerTime], outside: Sequence[Outside]
+    timeline: Timeline, chunks: Sequence[LayerTime], outside: Sequence[Outside], waits: Sequence[float] = ()
 ) -> tuple[float, tuple[RankTime, ...]]:
-    """Seconds of the step, and of each rank."""
+    """Seconds of the step, and of each rank.
+
+    Each rank's ``waits`` for copies from and to the host make it end so much later: as if no bubble took them up.
+    """
     schedule = timeline.schedule
     parts = [_parts(schedule, rank, chunks, outside[rank]) for rank in range(schedule.ranks)]
+    for rank, p in enumerate(parts):
+        p["host copies"] = waits[rank] if waits else 0.0
     ends = [
-        (timeline.of_rank(r)[-1].end if timeline.of_rank(r) else 0.0) + p["gather"] + p["gradient reduction"]
+        (timeline.of_rank(r)[-1].end if timeline.of_rank(r) else 0.0)
+        + p["gather"]
+        + p["host copies"]
+        + p["gradient reduction"]
         for r, p in enumerate(parts)
     ]
     seconds = max(ends) + max(p["optimizer"] for p in parts)
