@@ -20,6 +20,8 @@ COMMANDS = {
     "export": "the plan as MindFormers YAML",
     "doctor": "what this machine has and what will work",
 }
+# A command's exit code from here on is 128 + the signal that ended its job.
+SIGNALLED = 128
 ACTIONS = {"offload": ("plan", "advise", "timeline", "verify"), "dryrun": ("compare-run",)}
 
 
@@ -71,4 +73,9 @@ def _run(command: str, action: str | None, args: list[str]) -> int:
     words = (action,) if command in ACTIONS else ()
     if jobs.sweep is not None and hasattr(module, "run_sweep"):
         return module.run_sweep(jobs.configs, jobs.sweep, *words)
-    return max(module.run(cfg, *words) for cfg in jobs.configs)
+    code = 0
+    for cfg in jobs.configs:
+        code = max(code, module.run(cfg, *words))
+        if code >= SIGNALLED:  # whoever ended this job wants no further one
+            break
+    return code

@@ -12,9 +12,9 @@ from hp_memory.commands import train
 from hp_memory.config.schema import HPConfig, validate
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import experiment
-from hp_memory.experiment.job import launch_settings, launch_workers
+from hp_memory.experiment.job import launch_settings, launch_workers, own_run_dir
 from hp_memory.launch.launcher.job import launch
-from hp_memory.runs.paths import make_run_dir, run_dir_path
+from hp_memory.runs.paths import run_dir_path
 
 
 def run(cfg: HPConfig) -> int:
@@ -24,7 +24,7 @@ def run(cfg: HPConfig) -> int:
         validate(cfg)
         settings = launch_settings(cfg)
         only_named = joins is not None or cfg.launch.dry_run
-        run_dir = run_dir_path(cfg.run_dir, cfg.run_root, cfg.name) if only_named else _own_run_dir(cfg)
+        run_dir = run_dir_path(cfg.run_dir, cfg.run_root, cfg.name) if only_named else own_run_dir(cfg)
         return launch(settings, lambda world_size: tuple(settings.task), run_dir, os.environ)
     if joins:
         experiment.of("train", cfg)
@@ -59,10 +59,3 @@ def _first_difference(path: str, mine: Any, theirs: Any) -> tuple[str, Any, Any]
         key = next(str(key) for key in mine if key not in theirs or mine[key] != theirs[key])
         return _first_difference(f"{path}.{key}", mine[key], theirs.get(key))
     return path, mine, theirs
-
-
-def _own_run_dir(cfg: HPConfig) -> Path:
-    """Another program brings its own config; ours says how it was launched."""
-    run_dir = make_run_dir(cfg.run_dir, cfg.run_root, cfg.name)
-    OmegaConf.save(OmegaConf.structured(cfg), run_dir / "config.yaml")
-    return run_dir

@@ -24,7 +24,7 @@ from hp_memory.offload.timeline import Timeline, baseline, kernel_times, simulat
 from hp_memory.offload.trace import TraceFormatError, differences, parse_traces
 from hp_memory.report import offload as report
 from hp_memory.report.table import console
-from hp_memory.runs.paths import make_run_dir
+from hp_memory.runs.paths import make_new_run_dir
 
 PROGRESS_SECONDS = 10.0
 
@@ -38,7 +38,7 @@ def run(cfg: OffloadConfig, action: str | None) -> int:
     graph = read_graph(cfg.graph)
     mark_remote(graph, cfg.remote)
     refuse_unknown_bytes(cfg, graph, action)
-    run_dir = make_run_dir(cfg.run_dir, cfg.run_root, cfg.name)
+    run_dir = make_new_run_dir(cfg.run_dir, cfg.run_root, cfg.name)
     code = BODIES[action](cfg, graph, run_dir)
     say(f"written to {run_dir}")
     return code

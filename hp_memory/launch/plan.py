@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from hp_memory.errors import ConfigError
 from hp_memory.launch import command, environment, hosts
 from hp_memory.launch.hosts import Host
+from hp_memory.launch.secrets import hidden
 from hp_memory.launch.settings import LaunchSettings
 
 LOOPBACK = "127.0.0.1"
@@ -83,7 +84,7 @@ class LaunchPlan:
         lines = [
             f"node {node.rank} ({node.host}), started {how}, ranks {node.ranks[0]}-{node.ranks[-1]}, in {self.cwd}:"
         ]
-        lines += [f"  {name}={shlex.quote(value)}" for name, value in node.env.items()]
+        lines += [f"  {name}={shlex.quote(value)}" for name, value in hidden(node.env).items()]
         return "\n".join([*lines, f"  {shlex.join(node.argv)}"])
 
     def to_dict(self) -> dict:

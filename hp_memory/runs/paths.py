@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hp_memory.errors import ConfigError
+from hp_memory.runs import owner
 
 
 def config_dir() -> Path:
@@ -26,16 +27,27 @@ def run_dir_path(run_dir: str | None, run_root: str, name: str) -> Path:
 
 
 def make_run_dir(run_dir: str | None, run_root: str, name: str) -> Path:
-    """Creates this run's directory, see ``run_dir_path``.
+    """Creates this run's directory, see ``run_dir_path``, and holds it until this process ends.
+
+    It may hold an earlier run of ours: whoever can't go on with that refuses it.
 
     Raises:
-        ConfigError: if it can't be written, or holds another run's config already.
+        ConfigError: if it can't be written, or isn't ours alone, see ``owner.claim``.
     """
+    if Path(name).name != name:
+        raise ConfigError("name", name, "is a name, not a path")
     path = run_dir_path(run_dir, run_root, name)
     key, value = ("run_dir", run_dir) if run_dir is not None else ("run_root", run_root)
     make_folder(key, value, path)
+    owner.claim(path, key, value)
+    return path
+
+
+def make_new_run_dir(run_dir: str | None, run_root: str, name: str) -> Path:
+    """As ``make_run_dir``, and refuses one that holds a run already."""
+    path = make_run_dir(run_dir, run_root, name)
     if (path / "config.yaml").exists():
-        raise ConfigError(key, value, "holds a run already; choose another or leave it out")
+        raise ConfigError("run_dir", str(path), "holds a run already; choose another or leave it out")
     return path
 
 

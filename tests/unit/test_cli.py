@@ -161,3 +161,14 @@ def test_a_sweep_of_launches_shows_each_command_and_starts_nothing(capsys, tmp_p
     assert code == 0
     assert out.count("hp_memory.train.worker") == 2
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_a_signal_ends_a_sweep(monkeypatch, tmp_path):
+    from hp_memory.commands import train
+
+    ran = []
+    monkeypatch.setattr(train, "run", lambda cfg: ran.append(cfg.train.steps) or 143)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "-m", "train.steps=3,4,5", f"run_root={tmp_path}"])
+    assert ended.value.code == 143
+    assert ran == [3]

@@ -18,8 +18,10 @@ from hp_memory.launch.launcher import peaks, preflight, restart, supervise, view
 from hp_memory.launch.launcher.supervise import Outcome
 from hp_memory.launch.plan import LaunchPlan, plan_launch, world_size
 from hp_memory.launch.script import check_node, render
+from hp_memory.launch.secrets import hidden_below
 from hp_memory.launch.settings import LaunchSettings
 from hp_memory.report import table
+from hp_memory.runs.files import write_whole
 
 TaskFor = Callable[[int], tuple[str, ...]]
 
@@ -75,7 +77,8 @@ def checked(
         ConfigError: for what can be refused without that.
     """
     task = tuple(settings.task) or task_for(world_size(settings))
-    plan = plan_launch(settings, task, run_dir, env)
+    resume = restart.last_complete(run_dir) if settings.action == "run" else None
+    plan = plan_launch(settings, task, run_dir, env, resume=str(resume or ""))
     checks.check(plan, parallel)
     peaks.read_estimate(settings.estimate)
     return plan
@@ -102,15 +105,19 @@ def _run_with_restarts(
     plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str], parallel: Mapping[str, int] | None, console: Console
 ) -> Outcome:
     settings, outcome = plan.settings, Outcome()
+    # An earlier launch of the same command may have begun it: nothing of that is written over.
+    before = restart.attempts(plan.run_dir) if settings.node_rank <= 0 else 0
+    if before:
+        restart.keep_logs(plan.run_dir, before - 1)
     for attempt in range(settings.max_restarts + 1):
         if attempt:
             time.sleep(settings.restart_delay)
-            restart.keep_logs(plan.run_dir, attempt - 1)
+            restart.keep_logs(plan.run_dir, before + attempt - 1)
         try:
             if attempt:
                 plan = _plan_again(plan, task_for, env, console)
                 checks.check(plan, parallel)
-            outcome = _attempt(plan, attempt, console)
+            outcome = _attempt(plan, attempt, before + attempt, console)
         except ConfigError as error:
             if not attempt:
                 raise
@@ -129,15 +136,18 @@ def _plan_again(plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str], con
     return plan_launch(plan.settings, task, Path(plan.run_dir), env, resume=str(found or ""))
 
 
-def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
+def _attempt(plan: LaunchPlan, attempt: int, number: int, console: Console) -> Outcome:
+    """Runs it. ``attempt`` counts those of this launch, ``number`` those of the run, also by earlier launches."""
     if attempt:
         _say(console, f"restart {attempt} of {plan.settings.max_restarts} from {plan.resume or 'the beginning'}")
+    elif plan.resume:
+        _say(console, f"goes on from {plan.resume}")
     lines = _checks(plan)
     console.print(checks.table(lines))
     checks.refuse(lines, plan)
     if plan.settings.node_rank == 0:
         check_node.write_expectation(plan)
-    _save(plan, f"plan_{attempt}", plan.to_dict())
+    _save(plan, f"plan_{number}", hidden_below(plan.to_dict()))
     _say(console, f"{plan.size_in_words()}, logs in {plan.run_dir}/logs")
     with view.Watcher(console) as watcher:
         outcome = supervise.run(
@@ -145,7 +155,7 @@ def _attempt(plan: LaunchPlan, attempt: int, console: Console) -> Outcome:
         )
     # A full disk may be what ended the job: it must not hide that.
     with contextlib.suppress(OSError):
-        _save(plan, f"outcome_{attempt}", asdict(outcome))
+        _save(plan, f"outcome_{number}", asdict(outcome))
     return outcome
 
 
@@ -163,4 +173,4 @@ def _save(plan: LaunchPlan, name: str, data: dict) -> None:
     mine = f"_node_{plan.settings.node_rank}" if plan.settings.node_rank > 0 else ""
     file = Path(plan.run_dir) / "launch" / f"{name}{mine}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(data, indent=1))
+    write_whole(file, json.dumps(data, indent=1), 0o600)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 from hp_memory.launch.launcher.supervise import Outcome
 from hp_memory.runs import mindformers_checkpoints as checkpoints
 from hp_memory.runs.checkpoint import Say, newest
+from hp_memory.runs.files import read_text
 
 # Another attempt would end the same way.
 FINAL = ("config", "missing package", "disk full", "interrupted")
@@ -27,6 +29,21 @@ def last_complete(run_dir: str | Path, say: Say = print) -> Path | None:
 def is_worth_it(outcome: Outcome) -> bool:
     """Whether the same job may end differently when it is started again."""
     return outcome.exit_code != 0 and outcome.kind not in FINAL and not outcome.leftovers
+
+
+def attempts(run_dir: str | Path) -> int:
+    """How many attempts of this run were started so far, by this command and by earlier ones."""
+    numbers = [file.stem.split("_")[1] for file in (Path(run_dir) / "launch").glob("plan_*.json")]
+    return max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
+
+
+def has_ended_well(run_dir: Path) -> bool:
+    """Whether the last attempt's outcome says so."""
+    try:
+        file = run_dir / "launch" / f"outcome_{attempts(run_dir) - 1}.json"
+        return json.loads(read_text(file))["exit_code"] == 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def keep_logs(run_dir: str | Path, attempt: int) -> None:

@@ -22,7 +22,9 @@ from hp_memory.launch.checks import Answer, Check
 from hp_memory.launch.node import processes
 from hp_memory.launch.node.probe import probe
 from hp_memory.launch.plan import LaunchPlan
+from hp_memory.launch.secrets import hidden_below
 from hp_memory.runs import variables
+from hp_memory.runs.files import write_whole
 
 FILE = "launch/expected.json"
 
@@ -31,9 +33,9 @@ def write_expectation(plan: LaunchPlan) -> Path:
     """Leaves in the run directory what every node is to find: the plan, what this machine has, and a token."""
     token = rules.write_token(plan)
     order = rules.question(plan, plan.nodes[0]) | {"port": None}
-    data = {"plan": plan.to_dict(), "token": token, "writer": socket.gethostname(), "facts": probe(order)}
+    data = {"plan": hidden_below(plan.to_dict()), "token": token, "writer": socket.gethostname(), "facts": probe(order)}
     file = Path(plan.run_dir) / FILE
-    file.write_text(json.dumps(data, indent=1))
+    write_whole(file, json.dumps(data, indent=1), 0o600)
     return file
 
 
