@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from hp_memory.errors import ConfigError
 from hp_memory.launch import environment, hosts
@@ -256,7 +257,7 @@ def table(checks: list[Check]) -> Table:
     marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "bad": "[red]BAD[/]"}
     shown = Table("check", "", "found", title="Before the start", title_justify="left")
     for line in checks:
-        shown.add_row(line.name, marks[line.status], line.text)
+        shown.add_row(line.name, marks[line.status], Text(line.text))
     return shown
 
 

@@ -36,6 +36,7 @@ SIGNS: tuple[tuple[str, str], ...] = (
 )
 # Lines of MindSpore that explain nothing to whoever doesn't work on MindSpore.
 _CHATTER = ("[INFO]", "[WARNING]", "[DEBUG]", "-----", "- C++ Call Stack", "mindspore/ccsrc")
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 CONSEQUENCES = (TIME_OUT, "cluster not built")
 
 
@@ -145,7 +146,9 @@ def end_of(log: str | Path) -> str:
 
 def tail(text: str, lines: int = TAIL_LINES) -> tuple[str, ...]:
     """The lines a person needs: from the last traceback on, else simply the last ones."""
-    found = [line.rstrip() for line in text.splitlines() if line.strip() and not line.startswith(_CHATTER)]
+    # A log may hold escape sequences that would rewrite the reader's screen.
+    plain = (_CONTROL.sub("", line).rstrip() for line in text.splitlines())
+    found = [line for line in plain if line and not line.startswith(_CHATTER)]
     starts = [i for i, line in enumerate(found) if line.startswith("Traceback (most recent call last)")]
     return tuple(found[starts[-1] if starts else 0 :][-lines:])
 

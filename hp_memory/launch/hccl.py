@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -59,7 +60,8 @@ class HcclSettings:
 
 def variables(settings: HcclSettings, env: Mapping[str, str], address: str) -> dict[str, str]:
     """The HCCL variables of one node, most specific last: the launching shell's, then the settings'."""
-    found = {name: value for name, value in env.items() if name.startswith("HCCL_")}
+    # Another name than these can't be HCCL's, and would be no name in a shell script.
+    found = {name: value for name, value in env.items() if re.fullmatch(r"HCCL_[A-Z0-9_]+", name)}
     for name, variable in VARIABLES.items():
         value = getattr(settings, name)
         if value is not None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import psutil
 
 from hp_memory.errors import ConfigError
 from hp_memory.launch.settings import LaunchSettings
+from hp_memory.runs.files import read_text
+
+# Names and addresses of version 4; never an option of the command that connects.
+_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|\.(?!\.))*", re.ASCII)
+LONGEST_HOST, LONGEST_FILE = 253, 2**24
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,13 @@ class Host:
 
 def parse_host(line: str, path: str) -> Host:
     """``host``, ``host slots=8``, or ``host:8``, which needs no quotes on a command line."""
-    name, *rest = line.replace(":", " slots=", 1).split()
+    name, *rest = line.replace(":", " slots=", 1).split() or [""]
+    if not _HOST.fullmatch(name) or len(name) > LONGEST_HOST:
+        raise ConfigError(path, line, "a host's name is of letters, digits, points, _ and -, and begins with no -")
     if len(rest) > 1 or (rest and not rest[0].startswith("slots=")):
         raise ConfigError(path, line, "a node is written `host`, `host slots=8` or `host:8`")
     slots = rest[0].removeprefix("slots=") if rest else "0"
-    if not slots.isdigit() or (rest and slots == "0"):
+    if not re.fullmatch("[0-9]{1,6}", slots) or (rest and int(slots) == 0):
         raise ConfigError(path, line, "slots must be a whole number above 0")
     return Host(name, int(slots))
 
@@ -35,9 +42,11 @@ def parse_host(line: str, path: str) -> Host:
 def read_hostfile(file: str, path: str) -> list[Host]:
     """The nodes of a hostfile, in order; ``#`` starts a comment."""
     try:
-        lines = Path(file).read_text().splitlines()
+        lines = read_text(file, LONGEST_FILE).splitlines()
     except OSError as error:
         raise ConfigError(path, file, f"can't read it: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(path, file, "can't read it: it isn't text in UTF-8") from error
     texts = [(number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1)]
     hosts = [parse_host(text, f"{path}:{number}") for number, text in texts if text]
     if not hosts:
@@ -97,7 +106,7 @@ def address_of(name: str) -> str | None:
     """The IPv4 address of a host, or None where it doesn't resolve. msrun has no IPv6."""
     try:
         return str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-    except OSError:
+    except (OSError, UnicodeError):
         return None
 
 

@@ -17,7 +17,7 @@ from hp_memory.errors import ConfigError
 from hp_memory.launch import command, environment, hosts
 from hp_memory.launch.hosts import Host
 from hp_memory.launch.secrets import hidden
-from hp_memory.launch.settings import LaunchSettings
+from hp_memory.launch.settings import LaunchSettings, refuse_control
 
 LOOPBACK = "127.0.0.1"
 
@@ -135,6 +135,7 @@ def plan_launch(
         ConfigError: settings that don't fit together, a hostfile that can't be read.
     """
     settings.validate(path)
+    refuse_control("run_dir", str(run_dir))
     if not task:
         raise ConfigError(f"{path}.task", task, "is empty")
     listed = hosts.listed_hosts(settings, path)

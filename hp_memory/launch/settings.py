@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 
 from hp_memory.errors import ConfigError
 from hp_memory.launch.hccl import OWN_ADDRESS, HcclSettings
@@ -14,10 +17,12 @@ JOB_VARIABLES = (
     "MS_SIMULATION_LEVEL", "RANK_ID", "RANK_SIZE", "RANK_TABLE_FILE",
 )  # fmt: skip
 LAUNCHERS = ("process", "msrun")
+# What a shell accepts as a variable's name.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 ACTIONS = ("run", "scripts", "slurm", "volcano")
 DEVICES = ("auto", "CPU", "Ascend")
 # No prompt may ever wait for a person; a dead peer is noticed by the heartbeat, which also covers other transports.
-SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "{host}"]
+SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", "{host}"]
 
 
 @dataclass
@@ -125,10 +130,35 @@ class LaunchSettings:
         _rendered(self, path)
         if "{host}" not in " ".join(self.connect):
             raise ConfigError(f"{path}.connect", self.connect, "must contain {host}")
+        for name, value in (self.env | self.hccl.extra).items():
+            if not _NAME.fullmatch(name):
+                raise ConfigError(f"{path}.env", name, "a variable's name is of letters, digits and _, no digit first")
+            refuse_control(f"{path}.env.{name}", value)
+        for key, value in _texts(self, path):
+            refuse_control(key, value)
         for name, value in self.env.items():
             if name in (*JOB_VARIABLES, variables.RUN_ID, variables.NODE, variables.RUN_DIR, variables.RESUME):
                 raise ConfigError(f"{path}.env.{name}", value, "is set by the launcher and msrun for each worker")
         self.hccl.validate(f"{path}.hccl")
+
+
+def refuse_control(key: str, value: str) -> None:
+    """Raises ConfigError for a control character: it may reach a script or a terminal."""
+    found = next((character for character in value if unicodedata.category(character) in ("Cc", "Zl", "Zp")), None)
+    if found is not None:
+        raise ConfigError(key, value, f"has the control character {found!r}")
+
+
+def _texts(settings: object, path: str) -> Iterator[tuple[str, str]]:
+    """Every text of the settings with its key, those in lists and in groups as well."""
+    for field_ in fields(settings):  # type: ignore[arg-type]
+        key, value = f"{path}.{field_.name}", getattr(settings, field_.name)
+        if isinstance(value, str):
+            yield key, value
+        elif isinstance(value, list):
+            yield from ((f"{key}[{i}]", item) for i, item in enumerate(value) if isinstance(item, str))
+        elif is_dataclass(value):
+            yield from _texts(value, key)
 
 
 def _choices(settings: LaunchSettings, path: str) -> None:

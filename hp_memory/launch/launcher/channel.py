@@ -70,6 +70,7 @@ class Channel:
 
     def __init__(self, plan: LaunchPlan, node: NodePlan, order: dict, inbox: queue.Queue) -> None:
         self.node, self.heard, self.closed = node, time.monotonic(), False
+        self._ending, self._speaking = threading.Event(), threading.Lock()
         self._errors = Path(node.log_dir) / "connection.log"
         self._errors.parent.mkdir(parents=True, exist_ok=True)
         with open(self._errors, "ab") as errors:
@@ -79,6 +80,7 @@ class Channel:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                errors="replace",  # a login message may be in any encoding
                 start_new_session=True,
             )
         self._orders, self._words = _pipes(self.process)
@@ -94,11 +96,25 @@ class Channel:
         self.closed = True
         inbox.put((self.node.rank, None))
 
+    def keep_alive(self, every: float) -> None:
+        """Says a word to the node every so many seconds, in a thread that waits for nothing but this one node."""
+
+        def speak() -> None:
+            while not self._ending.wait(every):
+                self.word()
+
+        threading.Thread(target=speak, daemon=True).start()
+
     def word(self, text: str = wire.ALIVE) -> None:
         """Says a word to the node; a broken pipe shows as the end of its messages."""
-        with contextlib.suppress(OSError, ValueError):
-            self._orders.write(text + "\n")
-            self._orders.flush()
+        # A connection that takes nothing any more keeps the lock: such a node ends its work by itself.
+        if self._speaking.acquire(timeout=1):
+            try:
+                with contextlib.suppress(OSError, ValueError):
+                    self._orders.write(text + "\n")
+                    self._orders.flush()
+            finally:
+                self._speaking.release()
 
     def silence(self) -> float:
         """Seconds since it was last heard."""
@@ -110,8 +126,12 @@ class Channel:
 
     def close(self) -> None:
         """Ends the connection; the node program ends what it started when its stdin does."""
-        with contextlib.suppress(OSError, ValueError):
-            self._orders.close()
+        self._ending.set()
+        # Where a word is stuck, closing would wait for it: what starts the node program is ended instead.
+        if self._speaking.acquire(timeout=1):
+            with contextlib.suppress(OSError, ValueError):
+                self._orders.close()
+            self._speaking.release()
         try:
             self.process.wait(timeout=1)
         except subprocess.TimeoutExpired:

@@ -15,6 +15,7 @@ from hp_memory.errors import ConfigError
 from hp_memory.launch import checks
 from hp_memory.launch.checks import Check
 from hp_memory.launch.launcher import peaks, preflight, restart, supervise, view
+from hp_memory.launch.launcher.screen import Screen
 from hp_memory.launch.launcher.supervise import Outcome
 from hp_memory.launch.plan import LaunchPlan, plan_launch, world_size
 from hp_memory.launch.script import check_node, render
@@ -56,11 +57,12 @@ def launch(
         _say(console, plan.in_words())
         return 0
     estimate = peaks.read_estimate(settings.estimate)
-    outcome = _run_with_restarts(plan, task_for, env, parallel, console)
-    ranks = peaks.measured(outcome.reports, plan.world_size, (parallel or {}).get("pipeline", 1))
-    if ranks:
-        (Path(plan.run_dir) / "reports" / "memory.json").write_text(json.dumps({"ranks": ranks}, indent=1))
-        console.print(peaks.peaks_table(ranks, estimate))
+    with Screen(console) as screen:
+        outcome = _run_with_restarts(plan, task_for, env, parallel, screen)
+        ranks = peaks.measured(outcome.reports, plan.world_size, (parallel or {}).get("pipeline", 1))
+        if ranks:
+            write_whole(Path(plan.run_dir) / "reports" / "memory.json", json.dumps({"ranks": ranks}, indent=1))
+            screen.print(peaks.peaks_table(ranks, estimate))
     return outcome.exit_code
 
 
@@ -102,7 +104,7 @@ def _write(plan: LaunchPlan, console: Console) -> int:
 
 
 def _run_with_restarts(
-    plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str], parallel: Mapping[str, int] | None, console: Console
+    plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str], parallel: Mapping[str, int] | None, screen: Screen
 ) -> Outcome:
     settings, outcome = plan.settings, Outcome()
     # An earlier launch of the same command may have begun it: nothing of that is written over.
@@ -115,44 +117,42 @@ def _run_with_restarts(
             restart.keep_logs(plan.run_dir, before + attempt - 1)
         try:
             if attempt:
-                plan = _plan_again(plan, task_for, env, console)
+                plan = _plan_again(plan, task_for, env, screen)
                 checks.check(plan, parallel)
-            outcome = _attempt(plan, attempt, before + attempt, console)
+            outcome = _attempt(plan, attempt, before + attempt, screen)
         except ConfigError as error:
             if not attempt:
                 raise
             # The node that failed may still be down; the next attempt reads the hostfile anew.
             outcome = Outcome(1, kind="preflight", message=f"attempt {attempt} could not start: {error}")
-        console.print(view.outcome_in_words(outcome), soft_wrap=True)
+        screen.print(view.outcome_in_words(outcome), soft_wrap=True)
         if not restart.is_worth_it(outcome):
             break
     return outcome
 
 
-def _plan_again(plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str], console: Console) -> LaunchPlan:
+def _plan_again(plan: LaunchPlan, task_for: TaskFor, env: Mapping[str, str], screen: Screen) -> LaunchPlan:
     """The same job from its last complete checkpoint, on the nodes the hostfile lists now."""
-    found = restart.last_complete(plan.run_dir, lambda line: _say(console, line))
+    found = restart.last_complete(plan.run_dir, screen.say)
     task = tuple(plan.settings.task) or task_for(world_size(plan.settings))
     return plan_launch(plan.settings, task, Path(plan.run_dir), env, resume=str(found or ""))
 
 
-def _attempt(plan: LaunchPlan, attempt: int, number: int, console: Console) -> Outcome:
+def _attempt(plan: LaunchPlan, attempt: int, number: int, screen: Screen) -> Outcome:
     """Runs it. ``attempt`` counts those of this launch, ``number`` those of the run, also by earlier launches."""
     if attempt:
-        _say(console, f"restart {attempt} of {plan.settings.max_restarts} from {plan.resume or 'the beginning'}")
+        screen.say(f"restart {attempt} of {plan.settings.max_restarts} from {plan.resume or 'the beginning'}")
     elif plan.resume:
-        _say(console, f"goes on from {plan.resume}")
+        screen.say(f"goes on from {plan.resume}")
     lines = _checks(plan)
-    console.print(checks.table(lines))
+    screen.print(checks.table(lines))
     checks.refuse(lines, plan)
     if plan.settings.node_rank == 0:
         check_node.write_expectation(plan)
     _save(plan, f"plan_{number}", hidden_below(plan.to_dict()))
-    _say(console, f"{plan.size_in_words()}, logs in {plan.run_dir}/logs")
-    with view.Watcher(console) as watcher:
-        outcome = supervise.run(
-            plan, watcher, say=lambda text: console.print(text, style="yellow", markup=False, soft_wrap=True)
-        )
+    screen.say(f"{plan.size_in_words()}, logs in {plan.run_dir}/logs")
+    outcome = supervise.run(plan, screen.show, say=lambda text: screen.say(text, style="yellow"))
+    screen.end_frames()
     # A full disk may be what ended the job: it must not hide that.
     with contextlib.suppress(OSError):
         _save(plan, f"outcome_{number}", asdict(outcome))

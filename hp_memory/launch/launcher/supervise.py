@@ -87,12 +87,17 @@ def read_reports(run_dir: str | Path, world: int) -> dict[int, dict]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects SIGINT, SIGTERM and SIGHUP instead of dying of them, if called from the main thread."""
+    """Collects SIGINT and SIGTERM instead of dying of them, if called from the main thread.
+
+    What a terminal sends when it closes (SIGHUP), stops a job (Ctrl-Z) or has one write from the background is ignored:
+    a launcher that ends or stands still would take its nodes with it.
+    """
     received: list[int] = []
-    # Under nohup a hang-up is ignored, and stays so.
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    ignored = (signal.SIGHUP, signal.SIGTSTP, signal.SIGTTOU, signal.SIGTTIN)
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
     try:
         before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
+        before |= {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
     except ValueError:
         before = {}
     try:
@@ -121,6 +126,7 @@ class _Supervision:
         try:
             for node in self.plan.nodes:
                 self.channels[node.rank] = Channel(self.plan, node, order_for(self.plan, node), self.inbox)
+                self.channels[node.rank].keep_alive(self.plan.settings.heartbeat)
                 self.running.add(node.rank)
             while self.running and not self.failures and not self.interrupted:
                 self._listen(self.plan.settings.heartbeat / 4)
@@ -188,13 +194,12 @@ class _Supervision:
                 view.state = "lost"
 
     def _tell(self) -> None:
-        """Every heartbeat: a word to every node, and a look for silent nodes and stalled ranks."""
+        """Every heartbeat: a look for silent nodes and stalled ranks. (Each channel sends its words by itself.)"""
         settings = self.plan.settings
         if time.monotonic() - self.spoken < settings.heartbeat:
             return
         self.spoken = time.monotonic()
         for rank in sorted(self.running):
-            self.channels[rank].word()
             if self.channels[rank].silence() > settings.lost_after:
                 self._lost(rank, f"nothing heard for {settings.lost_after:g} s")
         for view in newly_stalled(self.views, settings.stall_after):

@@ -64,7 +64,7 @@ def test_killed_worker_is_told_apart_from_those_ended_for_its_sake(planned):
     plan = planned("--steps=1000", "--pause=0.1")
     later(lambda: os.kill(workers_of(plan)[1], signal.SIGKILL))
     outcome = supervise.run(plan)
-    assert (outcome.exit_code, outcome.failed_rank) == (1, 1)
+    assert (outcome.exit_code, outcome.failed_rank) == (1, 1), outcome
     assert outcome.kind.startswith("killed")
     assert processes.marked(plan.run_id) == []
 
@@ -176,13 +176,14 @@ def test_signal_to_the_launcher_leaves_no_process(planned, python, run_dir, numb
         assert launcher.returncode == code
 
 
-def test_hang_up_under_nohup_is_ignored(planned, python, run_dir):
+def test_what_a_closed_or_stopped_terminal_sends_is_ignored(planned, python, run_dir):
     plan = planned()
     words = [sys.executable, "-c", LAUNCHER, python, plan.task[0], str(run_dir)]
-    launcher = subprocess.Popen(["nohup", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    launcher = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     workers_of(plan)
-    launcher.send_signal(signal.SIGHUP)
-    time.sleep(1)
+    for number in (signal.SIGHUP, signal.SIGTSTP, signal.SIGTTOU):
+        launcher.send_signal(number)
+    time.sleep(3)  # longer than the node waits for a word
     assert len(processes.marked(plan.run_id)) >= 2
     launcher.send_signal(signal.SIGTERM)
     assert "ended by SIGTERM" in launcher.communicate(timeout=20)[0]
