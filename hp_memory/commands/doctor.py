@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from hp_memory.config import own_files
 from hp_memory.config.schema import HPConfig, validate
 from hp_memory.kernels.ascend import machine
 from hp_memory.launch.environment import inherited_job
@@ -98,4 +99,10 @@ def _hyper_offload() -> list[Finding]:
     return [("HyperOffload", "can run" if can else "can't run here", why)]
 
 
-LOOKS = (_machine, _devices, _mindspore, _msrun, _mindformers, _hyper_offload)
+def _own_configs() -> list[Finding]:
+    found = [str(folder) for folder in own_files.folders()]
+    so = f"recipes and layouts of your own: there, in ./configs, ~/.config/hp-memory or {own_files.VARIABLE}"
+    return [("own configs", ", ".join(found) or "none", so)]
+
+
+LOOKS = (_machine, _devices, _mindspore, _msrun, _mindformers, _hyper_offload, _own_configs)

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hp_memory.config import overrides, unread
+from hp_memory.config import overrides, own_files, unread
 from hp_memory.config import schema as config
 from hp_memory.config.complaints import first_misfit, in_words, translate
 from hp_memory.config.estimate import OF_YAML
@@ -64,9 +64,11 @@ def read(command: str, args: Sequence[str]) -> Jobs:
 
 def _shown_by_hydra(command: str, args: Sequence[str]) -> Jobs:
     """Help and Hydra's views of itself: Hydra reads ``sys.argv`` and runs nothing."""
-    before, sys.argv = sys.argv, [f"hp-memory {command}", *args]
+    before = sys.argv
     try:
-        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(lambda cfg: None)()
+        with own_files.for_hydra(args) as words:
+            sys.argv = [f"hp-memory {command}", *words]
+            hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(lambda cfg: None)()
     finally:
         sys.argv = before
     return Jobs(())
@@ -87,7 +89,7 @@ def _flags(command: str, args: Sequence[str]) -> argparse.Namespace:
     for name in ("config_name", "config_path", "config_dir"):
         value = getattr(flags, name)
         if value is not None:
-            why = f"a command's configs are its own; put a file of yours into {config_dir().resolve()}"
+            why = "a command's configs are its own; put a file of yours into a folder that `hp-memory doctor` lists"
             raise ConfigError(f"--{name.replace('_', '-')}", value, why)
     return flags
 
@@ -137,8 +139,11 @@ def _composed(command: str, words: Sequence[str]) -> DictConfig:
     # A command may compose while Hydra runs it.
     running, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     try:
-        with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return hydra.compose(command, overrides=list(words))
+        with (
+            own_files.for_hydra(words) as all_words,
+            hydra.initialize_config_dir(str(config_dir()), version_base="1.3"),
+        ):
+            return hydra.compose(command, overrides=all_words)
     finally:
         GlobalHydra.instance().hydra = running
 

@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hp_memory.config import own_files
 from hp_memory.config import schema as config
 from hp_memory.errors import ConfigError
-from hp_memory.runs.paths import config_dir
 
 # OmegaConf's words, and words for people who never heard of its classes.
 _IN_WORDS = (
@@ -119,11 +119,7 @@ def _at(data: Any, key: str) -> Any:
 
 def options(group: str) -> list[str]:
     """The names a config group can be set to."""
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.utils import create_config_search_path
-
-    loader = ConfigLoaderImpl(create_config_search_path(str(config_dir())))
-    return sorted(loader.get_group_options(group))
+    return list(own_files.options(group))
 
 
 def siblings(command: str, key: str) -> list[str]:

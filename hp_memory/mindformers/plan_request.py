@@ -11,12 +11,12 @@ from typing import Any, TypeVar, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hp_memory.config import own_files
 from hp_memory.errors import ConfigError
 from hp_memory.host.settings import HostSettings
 from hp_memory.layout import ActivationPlan, LayerOverride, LayoutSettings, ModelFingerprint, build_plan, from_dict
 from hp_memory.layout.layers import format_layers
 from hp_memory.layout.regions import ALWAYS_SAVED
-from hp_memory.runs.paths import config_dir
 
 Settings = TypeVar("Settings", LayoutSettings, HostSettings)
 _SUFFIXES = (".json", ".yaml", ".yml")
@@ -122,19 +122,14 @@ def _data_of(file: Path) -> Any:
 
 
 def _named(name: str, path: str) -> LayoutSettings:
-    layouts, recipes = (_options(group) for group in ("layout", "recipe"))
+    layouts, recipes = own_files.options("layout"), own_files.options("recipe")
     if name in layouts:
-        return layout_settings(_data_of(config_dir() / "layout" / f"{name}.yaml"), path)
+        return layout_settings(_data_of(layouts[name]), path)
     if name not in recipes:
         raise ConfigError(path, name, "neither a recipe nor a layout has this name", [*recipes, *layouts])
     from hp_memory.config import app as hydra_app
 
     return hydra_app.to_object(hydra_app.compose("train", [f"recipe={name}"])).layout
-
-
-def _options(group: str) -> list[str]:
-    folder = config_dir() / group
-    return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
 
 
 def _of_this_model(plan: ActivationPlan, mark: ModelFingerprint, path: str) -> ActivationPlan:
