@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from hp_memory.offload.draft import Draft
+from hp_memory.offload.graph import Output
+from hp_memory.offload.heights import Heights
 from hp_memory.offload.info import OffloadInfo, ReplaceInfo
 from hp_memory.offload.profile import memory_profile, profile_bytes
 from hp_memory.offload.users import Use, UserInfo, is_valid_offload_node
@@ -31,13 +34,17 @@ class CoveredSpans:
         self.starts: list[int] = []
         self.ends: list[int] = []
 
-    def add(self, start: int, end: int) -> None:
+    def add(self, start: int, end: int) -> bool:
+        """Cover a span; whether it was covered before."""
         left = bisect_left(self.ends, start)
+        if left < len(self.starts) and self.starts[left] <= start and end <= self.ends[left]:
+            return True
         right = left
         while right < len(self.starts) and self.starts[right] <= end:
             start, end = min(start, self.starts[right]), max(end, self.ends[right])
             right += 1
         self.starts[left:right], self.ends[left:right] = [start], [end]
+        return False
 
     def covered_before(self, positions: np.ndarray) -> np.ndarray:
         """How many covered positions lie below each of ``positions``."""
@@ -53,7 +60,7 @@ class CoveredSpans:
 class Gaps:
     """Every stretch of more than one kernel in which a candidate isn't used, as arrays; candidates by producer."""
 
-    def __init__(self, draft: Draft, user_infos: list[UserInfo], last_use: dict) -> None:
+    def __init__(self, draft: Draft, user_infos: list[UserInfo], last_use: dict[Output, int]) -> None:
         nodes = draft.graph.nodes
         self.infos = sorted(
             (i for i in user_infos if not nodes[i.node.node].inplace and is_valid_offload_node(draft.graph, i)),
@@ -96,11 +103,10 @@ def scores(gaps: Gaps, rows: np.ndarray, position: int, covered: CoveredSpans, w
     )
 
 
-def find_peak(profile: np.ndarray, gaps: Gaps, threshold: int) -> tuple[int, np.ndarray] | None:
+def find_peak(heights: Heights, gaps: Gaps, threshold: int) -> tuple[int, np.ndarray] | None:
     """The last highest position and the gaps that cover it; on a plateau, the next one to the left that has any."""
-    position = len(profile) - 1 - int(np.argmax(profile[::-1]))
-    height = profile[position]
-    while height > threshold and position >= 0 and profile[position] == height:
+    position, height = heights.last_highest()
+    while height > threshold and position >= 0 and heights.at(position) == height:
         rows = gaps.covering(position)
         if len(rows):
             return position, rows
@@ -108,22 +114,65 @@ def find_peak(profile: np.ndarray, gaps: Gaps, threshold: int) -> tuple[int, np.
     return None
 
 
-def choose_by_peak(values: np.ndarray, gaps: Gaps, threshold: int, weights: list[float]) -> list[PeakChoice]:
-    """Greedy rounds until the highest point fits or nothing covers it; ``values`` is lowered on the way."""
+def choose_by_peak(heights: Heights, gaps: Gaps, threshold: int, weights: list[float]) -> list[PeakChoice]:
+    """Greedy rounds until the highest point fits or nothing covers it; ``heights`` is lowered on the way.
+
+    Scores stay as they are while the peak, the largest values among the rows and the covered spans do. Rounds up to
+    such a change take the best rows one after the other, so that a graph is not scored again for each of them.
+    """
     covered = CoveredSpans()
     choices: list[PeakChoice] = []
-    while found := find_peak(values, gaps, threshold):
+    while found := find_peak(heights, gaps, threshold):
         position, rows = found
         ranking = scores(gaps, rows, position, covered, weights)
-        best = int(np.argmax(ranking))
-        row = rows[best]
-        info, gap = gaps.infos[gaps.owner[row]], (int(gaps.previous[row]), int(gaps.next[row]))
-        choices.append(PeakChoice(position, int(values[position]), info, gap, float(ranking[best])))
-        gaps.free[row] = False
-        gaps.chosen[gaps.owner[row]] = True
-        covered.add(int(gaps.producer[row]), int(gaps.last[row]))
-        values[gap[0] + 1 : gap[1]] -= gaps.size[row]
+        largest = Largest(gaps, rows, position)
+        for best in from_the_best(ranking):
+            row = int(rows[best])
+            choices.append(take(heights, gaps, row, position, float(ranking[best])))
+            same_spans = covered.add(int(gaps.producer[row]), int(gaps.last[row]))
+            if not same_spans or not largest.remain_without(best):
+                break
+            peak, height = heights.last_highest()
+            if peak != position or height <= threshold:
+                break
     return choices
+
+
+def take(heights: Heights, gaps: Gaps, row: int, position: int, score: float) -> PeakChoice:
+    """Choose a row: lower the profile over its gap."""
+    owner, start, end = int(gaps.owner[row]), int(gaps.previous[row]), int(gaps.next[row])
+    choice = PeakChoice(position, heights.at(position), gaps.infos[owner], (start, end), score)
+    gaps.free[row] = False
+    gaps.chosen[owner] = True
+    heights.subtract(start + 1, end, int(gaps.size[row]))
+    return choice
+
+
+def from_the_best(ranking: np.ndarray) -> Iterator[int]:
+    """Indices by falling score, equal ones in their order. Most are never asked for: so more are sorted step by step."""
+    yield int(np.argmax(ranking))
+    done, wanted = 1, 32
+    while done < len(ranking):
+        wanted = min(wanted, len(ranking))
+        least = np.partition(ranking, len(ranking) - wanted)[len(ranking) - wanted]
+        top = np.flatnonzero(ranking >= least)
+        order = top[np.argsort(-ranking[top], kind="stable")]
+        yield from map(int, order[done:])
+        done, wanted = len(order), wanted * 16
+
+
+class Largest:
+    """How many of the rows have the largest size, way back and way ahead: scores are shares of these."""
+
+    def __init__(self, gaps: Gaps, rows: np.ndarray, position: int) -> None:
+        columns = (gaps.size[rows], position - gaps.producer[rows], gaps.next[rows] - position)
+        self.has = [column == column.max() for column in columns]
+        self.left = [int(has.sum()) for has in self.has]
+
+    def remain_without(self, row: int) -> bool:
+        """Whether all of them are still there when this row is gone."""
+        self.left = [left - int(has[row]) for left, has in zip(self.left, self.has, strict=True)]
+        return all(self.left)
 
 
 def peak_strategy(
@@ -139,13 +188,13 @@ def peak_strategy(
     """
     profile = memory_profile(draft, user_infos)
     gaps = Gaps(draft, user_infos, profile.last_use)
-    values = profile.values.copy()
-    choices = choose_by_peak(values, gaps, threshold, weights)
-    first: dict = {}
+    heights = Heights(profile.values)
+    choices = choose_by_peak(heights, gaps, threshold, weights)
+    first: dict[Output, PeakChoice] = {}
     for choice in choices:
         first.setdefault(choice.info.node, choice)
     infos = [OffloadInfo(c.info.node, [ReplaceInfo(c.gap[0], rest_of(c.info, c.gap[1]))]) for c in first.values()]
-    return infos, choices, values
+    return infos, choices, heights.values()
 
 
 def rest_of(info: UserInfo, position: int) -> list[Use]:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hp_memory.offload.draft import Draft
-from hp_memory.offload.peak import CoveredSpans
+from hp_memory.offload.heights import Heights
+from hp_memory.offload.peak import CoveredSpans, Gaps, choose_by_peak, scores
 from hp_memory.offload.profile import aligned, memory_profile
 from hp_memory.offload.users import collect_all_node_users
 
@@ -62,3 +63,64 @@ def test_covered_spans_count_like_a_set(seed):
         reference |= set(range(start, start + length))
         positions = np.arange(60)
         assert list(spans.covered_before(positions)) == [sum(x < p for x in reference) for p in positions]
+
+
+def one_by_one(values, gaps, threshold, weights):
+    """The greedy choice without anything kept from round to round."""
+    covered, choices, values = CoveredSpans(), [], values.copy()
+    while True:
+        position = len(values) - 1 - int(np.argmax(values[::-1]))
+        height = values[position]
+        while position >= 0 and values[position] == height > threshold and not len(gaps.covering(position)):
+            position -= 1
+        if position < 0 or values[position] != height or height <= threshold:
+            return choices, values
+        rows = gaps.covering(position)
+        ranking = scores(gaps, rows, position, covered, weights)
+        row = rows[int(np.argmax(ranking))]
+        choices.append((position, int(row)))
+        gaps.free[row], gaps.chosen[gaps.owner[row]] = False, True
+        covered.add(int(gaps.producer[row]), int(gaps.last[row]))
+        values[gaps.previous[row] + 1 : gaps.next[row]] -= gaps.size[row]
+
+
+def of_a_random_step(graph, seed):
+    """A chain that goes back over its own results, with few sizes (so that scores tie) or many."""
+    rng = np.random.default_rng(seed)
+    half = int(rng.integers(4, 40))
+    spec = {"n0": ["p"]} | {f"n{k}": [f"n{k - 1}"] for k in range(1, half)}
+    spec |= {f"n{k}": [f"n{k - 1}", f"n{int(rng.integers(half))}"] for k in range(half, 3 * half)}
+    sizes = rng.choice([1, 2, 3, 4096] if seed % 2 else np.arange(1, 5000), 3 * half)
+    return graph(spec, [f"n{3 * half - 1}"], 4, **{f"n{k}": {"output_bytes": [int(s)]} for k, s in enumerate(sizes)})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_many_choices_of_one_scoring_are_those_of_a_scoring_each(graph, seed):
+    draft = Draft(of_a_random_step(graph, seed))
+    users = collect_all_node_users(draft, tuples=True)
+    profile = memory_profile(draft, users)
+    weights = [[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0], [0.2, 0.7, 0.0, 2.0]][seed % 3]
+    threshold = int(profile.values.max() * (0.3 + 0.1 * (seed % 6)))
+    expected, left = one_by_one(profile.values, Gaps(draft, users, profile.last_use), threshold, weights)
+    heights, gaps = Heights(profile.values), Gaps(draft, users, profile.last_use)
+    found = choose_by_peak(heights, gaps, threshold, weights)
+    rows = list(zip(gaps.owner, gaps.previous, gaps.next, strict=True))
+    assert [(c.position, c.info.node, c.gap) for c in found] == [
+        (position, gaps.infos[rows[row][0]].node, tuple(map(int, rows[row][1:]))) for position, row in expected
+    ]
+    assert list(heights.values()) == list(left)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_heights_are_those_of_an_array(seed):
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 50, 3000)
+    heights = Heights(values)
+    for _ in range(40):
+        start, stop = sorted(map(int, rng.integers(0, 3001, 2)))
+        heights.subtract(start, stop, 3)
+        values[start:stop] -= 3
+        last = len(values) - 1 - int(np.argmax(values[::-1]))
+        assert heights.last_highest() == (last, values[last])
+        assert heights.at(start % 3000) == values[start % 3000]
+    assert list(heights.values()) == list(values)
