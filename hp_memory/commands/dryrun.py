@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,29 +25,52 @@ if TYPE_CHECKING:
 
 
 def run(cfg: DryrunConfig, action: str | None = None) -> int:
-    """Prints and writes the estimate; returns 0, also where it doesn't fit, and 3 if the two counts disagree."""
-    return _code(_shown(cfg, action))
+    """Prints and writes the estimate.
+
+    Returns:
+        0, also where it doesn't fit; 1 if a run's peak lies outside the band, 3 if the two counts disagree.
+    """
+    return _shown(cfg, action).code
 
 
 def run_sweep(configs: Sequence[DryrunConfig], folder: Path, action: str | None = None) -> int:
     """One estimate after the other, then all of them side by side in ``folder``."""
-    found: list[Estimate] = []
+    shown: list[Shown] = []
     for cfg in configs:
-        found.append(_shown(cfg, action))
-        if len(found) > 1:  # each job adds its column: what is there is complete if the next one is interrupted
-            _compare(found, folder, make_console())
-    return max(map(_code, found))
+        shown.append(_shown(cfg, action))
+        if len(shown) > 1:  # each job adds its column: what is there is complete if the next one is interrupted
+            _compare([one.found for one in shown], folder, make_console())
+    return max(one.code for one in shown)
 
 
-def _code(found: Estimate) -> int:
-    return 0 if all(check.agrees for check in found.checks) else 3
+@dataclass(frozen=True)
+class Shown:
+    """An estimate that was printed, and the peaks of a run that lie outside its band, in words."""
+
+    found: Estimate
+    outside: tuple[str, ...]
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        if not all(check.agrees for check in self.found.checks):
+            return 3
+        return 1 if self.outside else 0
 
 
-def _shown(cfg: DryrunConfig, action: str | None) -> Estimate:
-    if cfg.report is not None and action is None:
-        raise ConfigError("report", cfg.report, "has no effect without `hp-memory dryrun compare-run`")
-    if cfg.report is None and action is not None:
+def _refuse_unread(cfg: DryrunConfig, action: str | None) -> None:
+    if action is None:
+        for name in ("report", "band"):
+            if getattr(cfg, name) is not None:
+                raise ConfigError(name, getattr(cfg, name), "has no effect without `hp-memory dryrun compare-run`")
+    elif cfg.report is None:
         raise ConfigError("report", None, "compare-run needs report=FILE, the JSON report of a run")
+    if cfg.band is not None and not 0 <= cfg.band < 1:
+        raise ConfigError("band", cfg.band, "a share of the measured peak, from 0 to below 1: 0.1 allows 10 %")
+
+
+def _shown(cfg: DryrunConfig, action: str | None) -> Shown:
+    _refuse_unread(cfg, action)
     measured = compare_run.read_run(cfg.report) if cfg.report else []
     from_yaml = applied_with_assumptions(cfg)
     cfg = from_yaml.cfg
@@ -58,10 +82,18 @@ def _shown(cfg: DryrunConfig, action: str | None) -> Estimate:
     console.print(report.summary(found), highlight=False, markup=False)
     for table in report.write(found, run_dir):
         console.print(table.rich())
-    if measured:
-        console.print(compare_run.compare(found, measured).rich())
+    outside = _beside_run(compare_run.figures(found, measured), cfg.band, console) if measured else []
     console.print(f"report: {run_dir / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
-    return found
+    return Shown(found, tuple(outside))
+
+
+def _beside_run(figures: list[compare_run.Figure], band: float | None, console: Console) -> list[str]:
+    """Prints a run beside its dry run; the peaks outside the band."""
+    console.print(compare_run.compare(figures).rich())
+    outside = compare_run.outside(figures, band) if band is not None else []
+    for line in outside:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return outside
 
 
 def _estimate(cfg: DryrunConfig) -> Estimate:

@@ -197,6 +197,8 @@ class DryrunFields:
     """With ``yaml``: its keys that are known to change neither memory nor time, e.g. ``callbacks.MyMonitor``."""
     report: str | None = None
     """``compare-run``: the JSON report of a real run, with allocated and reserved bytes per rank."""
+    band: float | None = None
+    """``compare-run``: the share by which a peak may differ; above it the command ends with 1."""
     installed: bool = True
     """Trace every kind of layer with its plan installed too, and compare with what the rules say it holds."""
 

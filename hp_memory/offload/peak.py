@@ -149,7 +149,7 @@ def take(heights: Heights, gaps: Gaps, row: int, position: int, score: float) ->
 
 
 def from_the_best(ranking: np.ndarray) -> Iterator[int]:
-    """Indices by falling score, equal ones in their order. Most are never asked for: so more are sorted step by step."""
+    """Indices by falling score, equal ones in their order. Few are asked for: more are sorted step by step."""
     yield int(np.argmax(ranking))
     done, wanted = 1, 32
     while done < len(ranking):

@@ -78,6 +78,8 @@ def test_a_yaml_that_is_no_text_is_refused(mindspore, tmp_path, capsys):
     [
         (["dryrun", "report=run.json"], "has no effect without"),
         (["dryrun", "compare-run"], "needs report=FILE"),
+        (["dryrun", "band=0.1"], "has no effect without"),
+        (["dryrun", "compare-run", "report=run.json", "band=10"], "a share of the measured peak"),
         (["dryrun", "compare-run", "report=/nowhere.json"], "isn't a run's report"),
         (["search", "budget=lots"], "not an amount of memory"),
         (["search", "budget=0"], "must be above 0"),
@@ -103,16 +105,31 @@ def test_a_run_is_compared_rank_by_rank_and_a_report_of_zeros_is_refused(mindspo
     out = capsys.readouterr().out
     assert "A run beside its dry run" in out
     assert "optimizer states" in out
+    assert run(*args, "band=0.01", f"run_dir={tmp_path / 'band'}") == 1
+    assert "which is" in capsys.readouterr().out
     report.write_text(json.dumps({"ranks": [rank | {"allocated": 0}]}))
     assert run(*args, f"run_dir={tmp_path / 'b'}") == 2
+
+
+def test_a_band_says_which_direction_is_dangerous_and_puts_it_first():
+    from hp_memory.estimate.compare_run import PEAKS, Figure, outside
+
+    found = [Figure(0, PEAKS[0], 100, 112), Figure(1, PEAKS[0], 100, 85), Figure(2, PEAKS[0], 100, 104)]
+    found.append(Figure(0, "gradients", 0, 5))  # a term by itself has no band
+    low, high = outside(found, 0.1)
+    assert low.startswith("rank 1")
+    assert "15.0% too little, which is dangerous" in low
+    assert high.startswith("rank 0")
+    assert "12.0% too much, which is safe" in high
+    assert outside(found, 0.15) == []
 
 
 def test_the_terms_of_a_run_must_be_terms_of_the_dry_run():
     from types import SimpleNamespace
 
-    from hp_memory.estimate.compare_run import compare
+    from hp_memory.estimate.compare_run import figures
 
     stage = SimpleNamespace(rank=0, static=(), worst=SimpleNamespace(nbytes=1), peak=1, fragmentation=0)
     rank = {"pipeline_rank": 0, "allocated": 1, "reserved": 1, "terms": {"weights": 1}}
     with pytest.raises(ConfigError, match="no such term"):
-        compare(SimpleNamespace(stages=[stage]), [rank])
+        figures(SimpleNamespace(stages=[stage]), [rank])
