@@ -32,7 +32,7 @@ def run(cfg: PipelineConfig) -> int:
     _check(cfg, cases)
     if cfg.launch.dry_run:
         return launch_workers(cfg, WORKER, run_dir_path(cfg.run_dir, cfg.run_root, cfg.name))
-    job = Job(cfg.matrix, {n: to_object(compose("layout_only", [f"layout={n}"])).layout for n in cfg.matrix.layouts})
+    job = Job(cfg.matrix, {n: to_object(compose("layout_only", [f"layout={n}"])).layout for n in cfg.matrix.layout})
     run_dir = prepare_run_dir(cfg, plan)
     write_job(run_dir, job)
     make_console().print(f"{len(cases)} cases, run directory {run_dir}", markup=False, highlight=False, soft_wrap=True)

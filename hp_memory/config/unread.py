@@ -87,7 +87,7 @@ UNREAD: tuple[Unread, ...] = (
         _shows,
     ),
     Unread("pipeline", ("picture",), "is drawn with show=true only", lambda cfg: not cfg.show),
-    Unread("pipeline", ("layout",), "the regression takes its layouts by name: matrix.layouts=[full]"),
+    Unread("pipeline", ("layout",), "the regression takes its layouts by name: matrix.layout=[full]"),
     Unread("pipeline", ("train", "data"), "the regression draws its own data and trains nothing"),
     Unread("pipeline", ("seed",), "the regression's seed is matrix.seed"),
     Unread("pipeline", ("pipeline",), "the regression takes its pipelines from matrix", lambda cfg: not cfg.show),

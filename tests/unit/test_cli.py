@@ -100,7 +100,7 @@ def test_usage_lists_every_command(capsys):
         (("train", "recipe=tiny_moe", "parallel.pipeline=2", "launch.workers_per_node=4"), "`hp-memory pipeline`"),
         (("compare", "recipe=tiny_moe", "layout=full"), "layouts=[none,full]"),
         (("compare", "recipe=tiny_moe", "layout.save=[gmm]"), "layouts=[none,full]"),
-        (("pipeline", "recipe=pp_regression/quick", "layout=full"), "matrix.layouts=[full]"),
+        (("pipeline", "recipe=pp_regression/quick", "layout=full"), "matrix.layout=[full]"),
         (("pipeline", "show=true", "pipeline=zb_h1", "layout=full"), "without layout"),
         (("doctor", "layout=full"), "this machine only"),
         (("train", "=1"), "written key=value"),

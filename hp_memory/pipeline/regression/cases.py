@@ -6,33 +6,37 @@ import itertools
 from dataclasses import asdict, dataclass, field
 
 from hp_memory.errors import ConfigError
+from hp_memory.pipeline.generate import SPLIT_ONLY
 from hp_memory.pipeline.settings import SCHEDULES, SESSIONS, PipelineSettings
 
-SPLIT = "+split"
-VARIANTS = (*SCHEDULES, *(f"{name}{SPLIT}" for name in ("gpipe", "1f1b", "interleaved_1f1b")))
 LAYOUTS = ("none", "full", "op_exclude", "region_exclude", "chain_exclude", "offload_experts")
 
 
 @dataclass
 class MatrixSettings:
-    """The dimensions of a pipeline regression; every combination that differs is a case."""
+    """The dimensions of a pipeline regression; every combination that differs is a case.
 
-    schedules: list[str] = field(default_factory=lambda: ["1f1b"])
-    """Schedules by name; ``+split`` runs dx and dw as two steps where the schedule leaves the choice."""
-    layouts: list[str] = field(default_factory=lambda: ["full"])
-    prefire: list[bool] = field(default_factory=lambda: [False])
-    sessions: list[str] = field(default_factory=lambda: ["share"])
-    """Session rules; combinations the config refuses are run too, and must fail with their own error."""
-    microbatches: list[int] = field(default_factory=lambda: [4])
+    ``schedule`` to ``session`` are settings of ``pipeline`` with several values each, ``layout`` names options of that
+    group, ``early_stop`` and ``micro_batch_size`` are those of ``layout`` and ``train``.
+    """
+
+    schedule: list[str] = field(default_factory=lambda: ["1f1b"])
     stages: list[int] = field(default_factory=lambda: [2])
+    microbatches: list[int] = field(default_factory=lambda: [4])
+    layers_per_stage: list[int] = field(default_factory=list)
+    """An uneven split, for all cases; empty for an even one."""
+    split_backward: list[bool] = field(default_factory=lambda: [False])
+    """The zero-bubble schedules always split."""
+    prefire_recompute: list[bool] = field(default_factory=lambda: [False])
+    session: list[str] = field(default_factory=lambda: ["share"])
+    """Combinations the config refuses are run too, and must fail with their own error."""
+    layout: list[str] = field(default_factory=lambda: ["full"])
     early_stop: list[bool] = field(default_factory=lambda: [False])
     backward_thread: list[bool] = field(default_factory=lambda: [False])
     """Run backward on a thread that never saw the forward."""
     aux_loss: list[float] = field(default_factory=lambda: [0.0])
     """Weight of the routers' balance loss. It isn't linear in the batch: above 0 there is no whole-batch check."""
-    layers_per_stage: list[int] = field(default_factory=list)
-    """An uneven split, for all cases; empty for an even one."""
-    rows: int = 1
+    micro_batch_size: int = 1
     """Sequences per micro-batch and rank."""
     seed: int = 7
 
@@ -42,7 +46,7 @@ class MatrixSettings:
         Raises:
             ConfigError: names the setting.
         """
-        accepted = {"schedules": VARIANTS, "layouts": LAYOUTS, "sessions": SESSIONS}
+        accepted = {"schedule": SCHEDULES, "layout": LAYOUTS, "session": SESSIONS}
         for name, value in asdict(self).items():
             if isinstance(value, list) and not value and name != "layers_per_stage":
                 raise ConfigError(f"{path}.{name}", value, "is empty: there would be no case")
@@ -58,8 +62,8 @@ class MatrixSettings:
             for i, each in enumerate(getattr(self, name)):
                 if not least <= each <= most:
                     raise ConfigError(f"{path}.{name}[{i}]", each, f"must be between {least} and {most}")
-        if self.rows < 1:
-            raise ConfigError(f"{path}.rows", self.rows, "must be at least 1")
+        if self.micro_batch_size < 1:
+            raise ConfigError(f"{path}.micro_batch_size", self.micro_batch_size, "must be at least 1")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"{path}.seed", self.seed, f"must be between 0 and {2**32 - 1}")
 
@@ -68,21 +72,27 @@ class MatrixSettings:
 class Case:
     """One run of the matrix."""
 
-    variant: str
+    schedule: str
     layout: str
-    prefire: bool
-    session: str
-    microbatches: int
-    stages: int
-    early_stop: bool
+    session: str = "share"
+    microbatches: int = 4
+    stages: int = 2
+    split_backward: bool = False
+    prefire_recompute: bool = False
+    early_stop: bool = False
     backward_thread: bool = False
     aux_loss: float = 0.0
     layers_per_stage: tuple[int, ...] = ()
 
     @property
+    def order(self) -> str:
+        """The schedule, with a mark where it splits backward and needn't."""
+        return f"{self.schedule}+split" if self.split_backward and self.schedule not in SPLIT_ONLY else self.schedule
+
+    @property
     def name(self) -> str:
         flags = [
-            "prefire" if self.prefire else "",
+            "prefire" if self.prefire_recompute else "",
             f"session={self.session}",
             "early_stop" if self.early_stop else "",
             "thread" if self.backward_thread else "",
@@ -90,26 +100,21 @@ class Case:
             "uneven" if self.layers_per_stage else "",
         ]
         sizes = f"p{self.stages} m{self.microbatches}"
-        return " ".join([self.variant, self.layout, sizes, *filter(None, flags)])
+        return " ".join([self.order, self.layout, sizes, *filter(None, flags)])
 
     @property
     def settings(self) -> PipelineSettings:
         """As pipeline settings, not validated: some cases are there because they must be refused."""
-        schedule = self.variant.removesuffix(SPLIT)
         return PipelineSettings(
             stages=self.stages,
             layers_per_stage=list(self.layers_per_stage) or "auto",
             microbatches=self.microbatches,
-            schedule=schedule,
-            interleave=2 if schedule == "interleaved_1f1b" else 1,
-            split_backward=self.splits,
-            prefire_recompute=self.prefire,
+            schedule=self.schedule,
+            interleave=2 if self.schedule == "interleaved_1f1b" else 1,
+            split_backward=self.split_backward,
+            prefire_recompute=self.prefire_recompute,
             session=self.session,
         )
-
-    @property
-    def splits(self) -> bool:
-        return self.variant.endswith(SPLIT) or self.variant.startswith("zb")
 
     @property
     def replays_something(self) -> bool:
@@ -126,7 +131,7 @@ class Case:
 
     def replays(self, chunk: int) -> int:
         """How often each checkpointed block of a chunk is replayed per micro-batch."""
-        twice = self.splits and self.session == "none" and chunk > 0  # the first chunk's dx runs no engine
+        twice = self.split_backward and self.session == "none" and chunk > 0  # the first chunk's dx runs no engine
         return (2 if twice else 1) if self.replays_something else 0
 
 
@@ -135,20 +140,23 @@ def expand(matrix: MatrixSettings) -> tuple[Case, ...]:
     dimensions = itertools.product(
         matrix.stages,
         matrix.microbatches,
-        matrix.schedules,
-        matrix.layouts,
-        matrix.sessions,
-        matrix.prefire,
+        matrix.schedule,
+        matrix.split_backward,
+        matrix.layout,
+        matrix.session,
+        matrix.prefire_recompute,
         matrix.early_stop,
         matrix.backward_thread,
         matrix.aux_loss,
     )
     found: dict[Case, None] = {}
-    for stages, micros, variant, layout, session, prefire, early_stop, thread, aux in dimensions:
-        if variant.startswith("interleaved") and micros % stages:
+    for stages, micros, schedule, split, layout, session, prefire, early_stop, thread, aux in dimensions:
+        if schedule == "interleaved_1f1b" and micros % stages:
             continue
+        split = split or schedule in SPLIT_ONLY
         if layout == "none":  # nothing is replayed: sessions, pre-fire and early stop have nothing to act on
             session, prefire, early_stop = "share", False, False
-        split = tuple(matrix.layers_per_stage)
-        found[Case(variant, layout, prefire, session, micros, stages, early_stop, thread, aux, split)] = None
+        sizes = tuple(matrix.layers_per_stage)
+        case = Case(schedule, layout, session, micros, stages, split, prefire, early_stop, thread, aux, sizes)
+        found[case] = None
     return tuple(found)

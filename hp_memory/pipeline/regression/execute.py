@@ -149,7 +149,7 @@ class Executor:
 
     def _unit_costs(self, case: Case, schedule: Schedule) -> dict[tuple[int, int], Held]:
         """What each (chunk, micro-batch) holds when it is alone; the same for schedules with the same chunks."""
-        key = (replace(case, variant="", backward_thread=False), case.splits, schedule.placement)
+        key = (replace(case, schedule="", backward_thread=False), schedule.placement)
         if key not in self._units:
             alone = add_messages(one_at_a_time(schedule))
             found: dict[tuple[int, int], dict[str, int]] = {}

@@ -17,7 +17,7 @@ def summary(cases: Sequence[Case], results: Mapping[str, Result]) -> Table:
     """One line per schedule, size and layout."""
     groups: dict[tuple, list[Result | None]] = {}
     for case in cases:
-        key = (case.variant, f"p{case.stages} m{case.microbatches}", case.layout)
+        key = (case.order, f"p{case.stages} m{case.microbatches}", case.layout)
         groups.setdefault(key, []).append(results.get(case.name))
     rows = [(*key, *_counts(found)) for key, found in groups.items()]
     return Table(

@@ -43,7 +43,7 @@ def main(run_dir: Path) -> None:
 
 
 def _executor(model: ModelSettings, parallel: ParallelSettings, job: Job, groups: Groups) -> Executor:
-    bench = Bench(model, job.layouts, groups.experts, job.matrix.rows, job.matrix.seed)
+    bench = Bench(model, job.layouts, groups.experts, job.matrix.micro_batch_size, job.matrix.seed)
     if parallel.pipeline == 1:
         return Executor(bench)
     stage, within = divmod(groups.world.index, parallel.data)

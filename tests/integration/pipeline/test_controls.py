@@ -9,7 +9,7 @@ from hp_memory.models.settings import ModelSettings
 from hp_memory.pipeline.regression.cases import Case
 from hp_memory.pipeline.regression.job import Result
 
-CASE = Case("zb_h1", "chain_exclude", True, "share", microbatches=3, stages=2, early_stop=False)
+CASE = Case("zb_h1", "chain_exclude", microbatches=3, split_backward=True, prefire_recompute=True)
 MODEL = ModelSettings(
     family="reference", num_layers=2, hidden_size=16, num_heads=2, num_kv_heads=2, head_dim=8, ffn_size=32,
     first_dense_layers=0, num_experts=4, top_k=2, expert_ffn_size=8, shared_experts=1, vocab_size=32, seq_length=8,

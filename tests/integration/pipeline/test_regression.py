@@ -24,7 +24,7 @@ def run(tmp_path, *overrides):
     [("quick", "zb_h1", 1, 2), ("workers_2", "zb_v", 2, 0), ("workers_4", "zb_h1", 4, 0)],
 )
 def test_the_slice_passes(tmp_path, recipe, schedules, ranks, refused):
-    done, file = run(tmp_path, f"recipe=pp_regression/{recipe}", f"matrix.schedules=[{schedules}]")
+    done, file = run(tmp_path, f"recipe=pp_regression/{recipe}", f"matrix.schedule=[{schedules}]")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     found = json.loads(file.read_text())
     totals = found["totals"]

@@ -34,7 +34,7 @@ def test_every_unread_key_is_one_of_its_commands_config():
         ("pipeline", ["train.steps=5"], "trains nothing"),
         ("pipeline", ["seed=5"], "matrix.seed"),
         ("pipeline", ["picture=x.png"], "show=true"),
-        ("pipeline", ["show=true", "matrix.rows=2"], "only draws"),
+        ("pipeline", ["show=true", "matrix.micro_batch_size=2"], "only draws"),
         ("export", ["to=mindformers-callback", "launch=cluster"], "launch settings aren't exported"),
         ("export", ["to=mindformers-callback", "launch/hccl=large"], "launch settings aren't exported"),
         ("search", ["budget=1GiB", "layout=full"], "chooses the layout"),

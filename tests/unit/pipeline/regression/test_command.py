@@ -16,13 +16,13 @@ def config(*overrides):
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["matrix.layouts=[ful]"], r"matrix.layouts\[0\]='ful'"),
-        (["matrix.stages=[4]", "matrix.schedules=[zb_v]", "model.num_layers=9"], "9 layers don't divide into 8 chunks"),
+        (["matrix.layout=[ful]"], r"matrix.layout\[0\]='ful'"),
+        (["matrix.stages=[4]", "matrix.schedule=[zb_v]", "model.num_layers=9"], "9 layers don't divide into 8 chunks"),
         (["parallel.pipeline=4", "launch=one_node", "launch.workers_per_node=4"], "the workers form .* stages"),
         (["parallel.pipeline=3"], "starts 1 workers|starts one process"),
         (["pipeline=1f1b"], "takes its pipelines from matrix"),
         (
-            ["matrix.schedules=[interleaved_1f1b]", "matrix.microbatches=[4]"],
+            ["matrix.schedule=[interleaved_1f1b]", "matrix.microbatches=[4]"],
             "no schedule takes these with these stages",
         ),
         (["matrix.rowss=2"], "rowss"),

@@ -13,7 +13,7 @@ from hp_memory.pipeline.regression import report
 from hp_memory.pipeline.regression.cases import MatrixSettings, expand
 from hp_memory.pipeline.regression.job import Job, Result, read_job, read_results, write_job, write_results
 
-CASES = expand(MatrixSettings(schedules=["zb_h1"], sessions=["share", "release"]))
+CASES = expand(MatrixSettings(schedule=["zb_h1"], session=["share", "release"]))
 PASSED, REFUSED = (c.name for c in CASES)
 
 
