@@ -70,7 +70,7 @@ def show_plan(cfg: OffloadConfig, graph: Graph, run_dir: Path) -> int:
     plan, hazards = plan_of(cfg, graph)
     for table in report.plan_tables(plan):
         console().print(table.rich())
-    write_json(run_dir / "plan.json", report.plan_record(plan, hazards))
+    write_json(run_dir / "graph_plan.json", report.plan_record(plan, hazards))
     if not is_safe(hazards):
         return 1
     if graph.unknown_bytes() is not None:

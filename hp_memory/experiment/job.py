@@ -16,7 +16,7 @@ from hp_memory.launch.launcher import restart
 from hp_memory.launch.launcher.job import TaskFor, checked, launch
 from hp_memory.launch.secrets import hidden_below
 from hp_memory.launch.settings import LaunchSettings
-from hp_memory.layout import ActivationPlan
+from hp_memory.layout import ActivationPlan, plan_file
 from hp_memory.offload import apply as offload
 from hp_memory.runs import owner
 from hp_memory.runs.environment import environment
@@ -30,7 +30,7 @@ def prepare_run_dir(cfg: HPConfig, plan: ActivationPlan) -> Path:
     One that the same command has begun, and that has a checkpoint, is taken as it is: the launch goes on from there.
     """
     run_dir = own_run_dir(cfg)
-    write_whole(run_dir / "plan.json", json.dumps(plan.to_dict(), indent=1))
+    write_whole(run_dir / plan_file.NAME, plan_file.text(plan))
     write_whole(run_dir / "plan.txt", f"plan {plan.hash()}\n{plan.in_words()}\n")
     write_whole(run_dir / "environment.json", json.dumps(environment(), indent=1))
     return run_dir

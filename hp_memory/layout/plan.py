@@ -106,16 +106,23 @@ class ActivationPlan:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def from_dict(data: Mapping[str, Any]) -> ActivationPlan:
-    """Reads what ``ActivationPlan.to_dict`` wrote.
+def from_dict(data: Mapping[str, Any], path: str = "plan") -> ActivationPlan:
+    """Reads what ``ActivationPlan.to_dict`` wrote; ``path`` says where it stands, for errors.
 
     Raises:
-        ConfigError: for data of another schema version.
+        ConfigError: for data of another schema version, or of which something is missing.
     """
     schema = data.get("schema")
     if schema not in _READ:
         why = _EARLIER.get(schema, "this version can't read it") if isinstance(schema, int) else "not a schema version"
-        raise ConfigError("plan.schema", schema, f"{why}; make the plan again from its layout", _READ)
+        raise ConfigError(f"{path}.schema", schema, f"{why}; make the plan again from its layout", _READ)
+    try:
+        return _from_dict(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(path, "", f"not a plan as a run saves it: {type(error).__name__} {error}") from error
+
+
+def _from_dict(data: Mapping[str, Any]) -> ActivationPlan:
     mark = data["fingerprint"]
     fingerprint = ModelFingerprint(
         mark["family"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +13,15 @@ from omegaconf.errors import OmegaConfBaseException
 from hp_memory.config import own_files
 from hp_memory.errors import ConfigError
 from hp_memory.host.settings import HostSettings
-from hp_memory.layout import ActivationPlan, LayerOverride, LayoutSettings, ModelFingerprint, build_plan, from_dict
+from hp_memory.layout import (
+    ActivationPlan,
+    LayerOverride,
+    LayoutSettings,
+    ModelFingerprint,
+    build_plan,
+    from_dict,
+    plan_file,
+)
 from hp_memory.layout.layers import format_layers
 from hp_memory.layout.regions import ALWAYS_SAVED
 
@@ -77,7 +84,7 @@ def _said(request: str | Mapping[str, Any], path: str) -> LayoutSettings | Activ
     if isinstance(request, str):
         return _named(request, path) if Path(request).suffix not in _SUFFIXES else _file(request, path)
     if "schema" in request:
-        return from_dict(request)
+        return from_dict(request, path)
     return layout_settings(request, path)
 
 
@@ -111,7 +118,7 @@ def _file(name: str, path: str) -> LayoutSettings | ActivationPlan:
     file = Path(name)
     if not file.is_file():
         raise ConfigError(path, name, "there is no such file")
-    data = json.loads(file.read_text()) if file.suffix == ".json" else _data_of(file)
+    data = plan_file.parse(file, path) if file.suffix == ".json" else _data_of(file)
     if not isinstance(data, Mapping):
         raise ConfigError(path, name, "the file holds neither a layout nor a plan")
     return _said(data, path)

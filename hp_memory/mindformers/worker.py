@@ -14,7 +14,7 @@ from typing import cast
 from omegaconf import OmegaConf
 
 from hp_memory.config.schema import HPConfig
-from hp_memory.layout import from_dict
+from hp_memory.layout import plan_file
 from hp_memory.mindformers import standin, trainer
 from hp_memory.runs import ranks
 from hp_memory.train.process import run_worker, set_device
@@ -25,7 +25,7 @@ def train(run_dir: Path) -> None:
     """Trains as the run directory's config says."""
     schema = OmegaConf.structured(HPConfig)
     cfg = cast(HPConfig, OmegaConf.to_object(OmegaConf.merge(schema, read_config(run_dir))))
-    plan = from_dict(json.loads((run_dir / "plan.json").read_text()))
+    plan = plan_file.read(run_dir / plan_file.NAME)
     standin.refuse_ranks(ranks.world_size())
     set_device()
     result = trainer.run(cfg, plan, run_dir)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from hp_memory.install import install, window_of
-from hp_memory.layout import from_dict
+from hp_memory.layout import plan_file
 from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.reference import Model, build, region_map
 from hp_memory.runs import checkpoint
@@ -58,7 +58,7 @@ def make_trainer(settings: RunSettings, groups: Groups) -> Trainer:
 
 def install_plan(trainer: Trainer, settings: RunSettings, run_dir: Path, groups: Groups) -> None:
     """Applies ``plan.json``, after asking all ranks whether it is the same there, and files the receipt."""
-    plan = from_dict(json.loads((run_dir / "plan.json").read_text()))
+    plan = plan_file.read(run_dir / plan_file.NAME)
     require_agreement(plan.hash(), "activation plan", groups.world)
     receipt = install(trainer.model, plan, region_map(trainer.model), host=settings.host)
     (run_dir / f"receipt_rank_{groups.world.index}.json").write_text(json.dumps(receipt.to_dict(), indent=2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from hp_memory.layout import LayoutSettings, build_plan
+from hp_memory.layout import LayoutSettings, build_plan, plan_file
 from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 from hp_memory.runs.checkpoint import load_rank
@@ -50,7 +49,7 @@ def prepare(run_dir, text, layout, **train):
         "train": TrainSettings(steps=4, micro_batch_size=2, micro_batches=2, eval_batches=1, save_every=2, **train),
     }
     OmegaConf.save(OmegaConf.create(config), run_dir / "config.yaml")
-    (run_dir / "plan.json").write_text(json.dumps(build_plan(layout, fingerprint(MODEL)).to_dict()))
+    (run_dir / plan_file.NAME).write_text(plan_file.text(build_plan(layout, fingerprint(MODEL))))
     return run_dir
 
 

@@ -24,7 +24,7 @@ def hp_memory(tmp_path, capsys):
 
 def test_plan_writes_json_and_a_picture(hp_memory):
     code, shown, run_dir = hp_memory("plan", MOE, "offload.select_distance=20", "offload.prefetch_distance=10")
-    record = json.loads((run_dir / "plan.json").read_text())
+    record = json.loads((run_dir / "graph_plan.json").read_text())
     assert code == 0, shown
     assert "60 activations of 333 kernels moved" in shown
     assert len([op for ops in record["plan"]["after"] for op in ops if op["op"] == "copy_to_host"]) == 60

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from omegaconf import OmegaConf
 
 from hp_memory.host.settings import HostSettings
-from hp_memory.layout import LayoutSettings, build_plan
+from hp_memory.layout import LayoutSettings, build_plan, plan_file
 from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.settings import ModelSettings, ParallelSettings
 from hp_memory.train.settings import DataSettings, TrainSettings
@@ -62,7 +60,7 @@ def make_run(tmp_path, settings, short_text):
         OmegaConf.save(OmegaConf.create(config), run_dir / "config.yaml")
         default = "save" if layout == "none" else "recompute"
         plan = build_plan(LayoutSettings(layout, default), fingerprint(model))
-        (run_dir / "plan.json").write_text(json.dumps(plan.to_dict()))
+        (run_dir / plan_file.NAME).write_text(plan_file.text(plan))
         return run_dir
 
     return make
