@@ -68,6 +68,9 @@ def node_variables(
     if settings.threads:
         # Idle OpenMP threads that spin take the cores from the other workers of the node.
         ours |= {"OMP_NUM_THREADS": str(settings.threads), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+    if not settings.task:
+        # Our own workers import nothing from the working directory; another program may have its modules there.
+        ours["PYTHONSAFEPATH"] = "1"
     if settings.devices:
         ours["ASCEND_RT_VISIBLE_DEVICES"] = settings.devices
     if settings.launcher == "process":

@@ -11,6 +11,8 @@ from pathlib import Path
 from hp_memory.layout import REGIONS
 
 TIME_OUT = "communication time-out"
+NOT_FINITE = "not finite"
+KILLED = "killed (by someone, or by the kernel for lack of host memory: see dmesg)"
 ENDED = "ended from outside"
 TAIL_LINES = 20
 _READ = 65536  # Bytes from the end of a log that are looked at.
@@ -24,12 +26,14 @@ SIGNS: tuple[tuple[str, str], ...] = (
         r"|Malloc .*failed|EL0004|bad_alloc|Cannot allocate memory",
     ),
     ("config", r"ConfigError|^hp-memory: .*=|unrecognized arguments"),
+    (NOT_FINITE, r"NotFinite:"),
     ("missing package", r"ModuleNotFoundError|ImportError|No module named"),
     ("port taken", r"[Aa]ddress already in use|bind .*failed|Failed to bind"),
     ("cluster not built", r"not successfully spawned|[Ff]ailed to register|Topology build timed out|cluster topology"),
     (
         TIME_OUT,
         r"Launch kernel failed, name:.*(AllReduce|AllGather|ReduceScatter|AlltoAll|Send|Recv|Broadcast|Barrier)"
+        r"|(AllReduce|AllGather|ReduceScatter|AlltoAll\w*|Send|Recv|Broadcast|Barrier) failed"
         r"|Launch kernel failed, name:.*DistComm|Timed out node list|Time out nodes|EI0002|EI0006|HCCL.*timeout"
         r"|[Cc]ollective.*timed? ?out|Receive .*timed? out|connect.*timed? ?out",
     ),
@@ -85,13 +89,29 @@ def code_in_words(code: int) -> str:
     return f"killed by {known.get(-code, f'signal {-code}')}"
 
 
+def evidence(text: str, code: int | None) -> str:
+    """The lines of a log that may say why a process ended: a warning at its start or a line of source may not.
+
+    With a traceback its last exception's lines; without, for one that was ended by a signal, what was logged as an
+    error; else the last lines but for warnings.
+    """
+    lines = text.splitlines()
+    starts = [i for i, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    if starts:
+        return "\n".join(line for line in lines[starts[-1] + 1 :] if not line.startswith(" "))
+    if code is not None and code < 0:
+        return "\n".join(line for line in lines if re.search(r"ERROR|CRITICAL|terminate called|what\(\):", line))
+    return "\n".join(line for line in lines[-TAIL_LINES:] if "WARN" not in line)
+
+
 def kind_of(text: str, code: int | None) -> str:
     """The kind of a failure from the end of a log and the exit code."""
+    said = evidence(text, code)
     for kind, pattern in SIGNS:
-        if re.search(pattern, text, re.MULTILINE):
+        if re.search(pattern, said, re.MULTILINE):
             return kind
     if code == -signal.SIGKILL:
-        return "killed (by someone, or by the kernel for lack of host memory: see dmesg)"
+        return KILLED
     if code == -signal.SIGTERM:
         return ENDED
     if code == 2:
@@ -154,6 +174,12 @@ def tail(text: str, lines: int = TAIL_LINES) -> tuple[str, ...]:
 
 
 def first_cause(failures: Iterable[Failure]) -> Failure:
-    """The failure to name: the earliest that isn't another one's consequence, else the earliest."""
+    """The failure to name: the earliest that isn't another one's consequence, else the earliest.
+
+    Beside a time-out a SIGKILL is msrun's, which ends the others for its sake: one killed from outside is seen at once,
+    long before anybody's time-out.
+    """
     ordered = list(failures)
+    if any(failure.kind == TIME_OUT for failure in ordered):
+        ordered = [failure for failure in ordered if failure.kind != KILLED]
     return next((failure for failure in ordered if not failure.is_consequence), ordered[0])

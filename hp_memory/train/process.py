@@ -21,7 +21,8 @@ from hp_memory.kernels import devices
 from hp_memory.kernels.ascend import machine
 from hp_memory.kernels.groups import ALONE, Group, blocks, strides
 from hp_memory.models.settings import ParallelSettings
-from hp_memory.runs.variables import DEVICE
+from hp_memory.runs.parent import die_with_parent
+from hp_memory.runs.variables import DEVICE, RUN_ID
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +147,9 @@ def run_worker(main: Callable[[Path], None]) -> None:
     Whatever goes wrong is logged and ends the process at once with exit code 1: the other ranks wait in a collective,
     and MindSpore's own shutdown would wait for them.
     """
+    if RUN_ID in os.environ:
+        # msrun's workers outlive it otherwise, and it dies with the launcher's program on this node.
+        die_with_parent()
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="the directory the launcher prepared")
     run_dir = parser.parse_args().run_dir

@@ -17,7 +17,9 @@ from typing import IO
 from hp_memory.launch import failure, wire
 from hp_memory.launch.plan import LaunchPlan, NodePlan, reach
 
-PROGRAM = ("-m", "hp_memory.launch.node.program")
+# Not by -m, which looks into the working directory first: whoever can write there would have us run their modules.
+_START = "import sys; sys.path.pop(0); from hp_memory.launch.node.program import main; sys.exit(main())"
+PROGRAM = ("-c", _START)
 
 
 def node_command(plan: LaunchPlan, node: NodePlan) -> list[str]:

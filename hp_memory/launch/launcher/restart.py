@@ -6,13 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+from hp_memory.launch import failure
 from hp_memory.launch.launcher.supervise import Outcome
 from hp_memory.runs import mindformers_checkpoints as checkpoints
 from hp_memory.runs.checkpoint import Say, newest
 from hp_memory.runs.files import read_text
 
 # Another attempt would end the same way.
-FINAL = ("config", "missing package", "disk full", "interrupted")
+FINAL = ("config", "missing package", "disk full", "interrupted", failure.NOT_FINITE)
 
 
 def last_complete(run_dir: str | Path, say: Say = print) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import shutil
@@ -11,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from hp_memory.launch import failure, wire
@@ -19,11 +17,12 @@ from hp_memory.launch.failure import Failure
 from hp_memory.launch.node import processes
 from hp_memory.launch.node.workers import WorkerWatch
 from hp_memory.launch.progress import Follower
+from hp_memory.runs.parent import die_with_parent, prctl
 
 POLL = 0.2
 # After its workers have ended well msrun waits for the scheduler: some seconds, never without end.
 FAREWELL = 60.0
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+_SET_CHILD_SUBREAPER = 36
 
 
 class Runner:
@@ -48,7 +47,7 @@ class Runner:
             signal.signal(number, self._on_signal)
         self.lifeline.start()
         # Orphans become our children, so that they can't stay as zombies that look alive.
-        _prctl(_SET_CHILD_SUBREAPER, 1)
+        prctl(_SET_CHILD_SUBREAPER, 1)
         with socket.socket(socket.AF_UNIX) as lock:
             failed = self._hold_port(lock) or self._start_and_watch()
             left = processes.end(self.run_id, self.node)
@@ -111,7 +110,7 @@ class Runner:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def _worst(self, codes: dict[int, int]) -> Failure:
@@ -169,15 +168,6 @@ class Runner:
     def _say(self, message: dict) -> None:
         if not wire.send(sys.stdout, message):
             self.lifeline.ended = self.lifeline.ended or "the launcher is gone"
-
-
-def _die_with_parent() -> None:
-    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _is_full(path: str) -> bool:

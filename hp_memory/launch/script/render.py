@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from hp_memory.errors import ConfigError
 from hp_memory.launch import command
 from hp_memory.launch.plan import LaunchPlan, NodePlan
+from hp_memory.launch.secrets import is_secret
 
 # Stand for what only the node's own shell knows; shlex leaves such words alone, so they become variables afterwards.
 _RANK, _MASTER, _PORT = "@node_rank@", "@master_addr@", "@master_port@"
@@ -56,7 +57,7 @@ def node_script(plan: LaunchPlan, node: NodePlan, node_rank: int | None) -> str:
         "node.sh.j2", plan, title="Every node" if node_rank is None else f"Node {node_rank} ({node.host})",
         node_rank=node_rank, master_addr=shlex.quote(plan.master_addr), cwd=shlex.quote(plan.cwd),
         master_port=plan.settings.master_port or DEFAULT_PORT, bin=shlex.quote(str(Path(plan.python).parent)),
-        env={name: _shell_word(value) for name, value in _environment(node).items()}, command=_command(plan, node),
+        env={name: _value(name, value) for name, value in _environment(node).items()}, command=_command(plan, node),
     )  # fmt: skip
 
 
@@ -77,6 +78,15 @@ def _environment(node: NodePlan) -> dict[str, str]:
     return node.env | {"HP_MEMORY_NODE": _RANK, "ASCEND_PROCESS_LOG_PATH": logs}
 
 
+def _value(name: str, value: str) -> str:
+    """What a script sets a variable to; a private one has to be in the shell that starts it."""
+    return (
+        f'"${{{name}:?must be set here: its value is private and not written into scripts}}"'
+        if is_secret(name)
+        else _shell_word(value)
+    )
+
+
 def _shell_word(word: str) -> str:
     quoted = shlex.quote(word)
     for mark, variable in _SHELL.items():
@@ -95,7 +105,17 @@ def _job(plan: LaunchPlan, template: str) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", Path(plan.run_dir).name.lower()).strip("-") or "run"
     quote = json.dumps if template.endswith(".yaml.j2") else shlex.quote
     mount = json.dumps(str(Path(plan.run_dir).parent))
-    return _fill(template, plan, name=f"hp-{name}", node_script=quote(script), resources=resources, mount_path=mount)
+    log = f"{plan.run_dir}/launch/slurm-".replace("%", "%%") + "%j.log"
+    return _fill(
+        template,
+        plan,
+        name=f"hp-{name[:40]}",
+        log=json.dumps(log),
+        dump=json.dumps,
+        node_script=quote(script),
+        resources=resources,
+        mount_path=mount,
+    )
 
 
 def _fill(template: str, plan: LaunchPlan, **values: object) -> str:

@@ -97,3 +97,30 @@ def test_failure_survives_the_wire():
     import json
 
     assert Failure.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+WARNED = "WARNING: optional accelerator disabled: ModuleNotFoundError: No module named 'triton'\nstep 1 loss 3.2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "kind"),
+    [
+        (WARNED, -9, failure.KILLED),
+        (WARNED, -11, "crash"),
+        (WARNED + "Traceback (most recent call last):\n  x\nValueError: no\n", 1, "crash"),
+        ("try less if you run out of memory\nTraceback (most recent call last):\n  x\nValueError: no\n", 1, "crash"),
+        ("connect to store timed out, again\nTraceback (most recent call last):\n  x\nValueError: n\n", 1, "crash"),
+        ("Traceback (most recent call last):\n  raise OutOfMemory  # out of memory\nValueError: no\n", 1, "crash"),
+        (WARNED + "Traceback (most recent call last):\n  x\nImportError: no\n", 1, "missing package"),
+        ("Traceback (most recent call last):\n  x\nRuntimeError: AllGather failed.\n", 1, failure.TIME_OUT),
+        ("Traceback (most recent call last):\n  x\nhp_memory.errors.NotFinite: the loss\n", 1, failure.NOT_FINITE),
+    ],
+)
+def test_a_warning_or_a_line_of_source_decides_nothing(text, code, kind):
+    assert failure.kind_of(text, code) == kind
+
+
+def test_a_time_out_is_the_cause_of_the_kills_that_come_with_it():
+    killed, late = failure.Failure(failure.KILLED, 1, 3), failure.Failure(failure.TIME_OUT, 0, 0)
+    assert failure.first_cause([killed, late]) is late
+    assert failure.first_cause([killed]) is killed
