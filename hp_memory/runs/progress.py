@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ class Progress:
         self._file = (folder / f"rank_{rank}.jsonl").open("a", buffering=1)
 
     def write(self, **fields: Any) -> None:
-        """One line, with these fields."""
-        self._file.write(json.dumps(fields) + "\n")
+        """One line, with these fields. A full disk loses lines: they are no reason to end a training."""
+        with contextlib.suppress(OSError):
+            self._file.write(json.dumps(fields) + "\n")
 
 
 def read_progress(run_dir: Path, rank: int = 0) -> list[dict[str, Any]]:

@@ -78,6 +78,7 @@ class Batches:
         self.tokens, self.seq_length, self.settings = tokens, seq_length, settings
         self.rank, self.world_size, self.seed = rank, world_size, seed
         self.count = (tokens.size - 1) // seq_length
+        self._orders: dict[int, np.ndarray] = {}
         if self.count < 1:
             raise ConfigError("data.text", tokens.size, f"has too few tokens for one sequence of {seq_length}")
 
@@ -105,7 +106,16 @@ class Batches:
 
     def _sequence(self, place: int) -> int:
         epoch, within = divmod(place, self.count)
-        return int(np.random.default_rng((self.seed, epoch)).permutation(self.count)[within])
+        return int(self._order(epoch)[within])
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """An epoch's sequences, kept as long as steps may need it: permuting millions of them takes seconds."""
+        if epoch not in self._orders:
+            # A step lies in two epochs at most, or in many that are so short that they cost nothing.
+            while len(self._orders) > 1:
+                self._orders.pop(min(self._orders))
+            self._orders[epoch] = np.random.default_rng((self.seed, epoch)).permutation(self.count)
+        return self._orders[epoch]
 
     def _cut(self, sequences: list[int]) -> MicroBatch:
         starts = [sequence * self.seq_length for sequence in sequences]

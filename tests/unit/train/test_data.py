@@ -107,3 +107,13 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused():
     check_vocabulary(DataSettings(), 1024)
     with pytest.raises(ConfigError, match=r"makes 1024 ids, model.vocab_size is 1000"):
         check_vocabulary(DataSettings(), 1000)
+
+
+def test_an_epoch_is_shuffled_once_and_not_for_every_sequence(monkeypatch):
+    made = []
+    honest = np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or honest(seed))
+    batches = Batches(np.arange(41, dtype=np.int32), 4, TrainSettings(micro_batch_size=3), 0, 1, seed=5)
+    dealt = [int(batch.tokens[row, 0]) // 4 for step in range(10) for batch in batches.step(step) for row in range(3)]
+    assert made == [(5, 0), (5, 1), (5, 2)]
+    assert [sorted(dealt[i : i + 10]) for i in (0, 10, 20)] == [list(range(10))] * 3
