@@ -44,8 +44,15 @@ class In:
     def __init__(self, runtime: Any, tensor: Tensor, event: Any, out: Out) -> None:
         self._runtime, self._tensor, self._event = runtime, tensor, event
         self._out = out  # whose host memory is read until the event has passed
+        self._taken = False
+
+    def __del__(self) -> None:
+        if not self._taken:
+            # Nobody waits for it any more, and the copy still writes: its memory isn't free before the event.
+            self._event.synchronize()
 
     def take(self) -> Tensor:
+        self._taken = True
         self._runtime.current_stream().wait_event(self._event)
         return self._tensor
 

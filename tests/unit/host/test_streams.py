@@ -47,6 +47,9 @@ class Runtime:
             def query(self):
                 return self.passed
 
+            def synchronize(self):
+                log.append(f"the host waits for {self.name}")
+
         return Stream()
 
     def Stream(self):
@@ -93,6 +96,14 @@ def test_copies_wait_for_what_they_need_and_compute_only_for_what_came_back(runt
     assert runtime.log == ["compute waits for in#0"]
     out.wait()
     assert runtime.log[-1] == "compute waits for out#0"
+
+
+def test_memory_that_a_copy_still_fills_is_not_freed(runtime):
+    transport = streams.Streams(runtime)
+    x = Tensor(np.zeros(4, np.float32))
+    out = transport.copy_out(x, Pool(1 << 10, transport.allocate).take(x.nbytes))
+    out.back()  # brought back ahead of time, and never read
+    assert runtime.log[-1] == "the host waits for in#0"
 
 
 def test_a_source_may_go_when_its_event_has_passed(runtime):
