@@ -76,13 +76,15 @@ def test_all_layouts_give_the_same_bits_and_hold_what_was_written_by_hand(tmp_pa
     done = hp_memory("compare", "recipe=tiny_moe", *SMALL, "steps=2", "timed_steps=2", f"run_dir={run_dir}")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((run_dir / "report.json").read_text())
-    assert list(report["differences"].values()) == [None] * 5
+    assert list(report["differences"].values()) == [None] * 6
     held = {name: sum(by_region.values()) for name, by_region in report["held_per_moe_layer"].items()}
     assert held["full"] < held["chain_exclude"] < held["none"]
     for rank in ("0", "1"):
         layouts = report["ranks"][rank]["layouts"]
         for found in layouts.values():
-            assert all(entry["expected"] and entry["found"] for entry in found["table"])
+            assert all(entry["expected"] and entry["found"] for entry in found["table"] or ())
+        assert [name for name, found in layouts.items() if found["table"] is None] == ["offload_experts"]
+        assert [name for name, found in layouts.items() if found["on_host"]] == ["offload_experts"]
         assert all(runs["replays"] == 0 for runs in layouts["none"]["runs"].values())
         replayed = {name for name, runs in layouts["chain_exclude"]["runs"].items() if runs["replays"]}
         assert "layers.1/attention.core" in replayed
