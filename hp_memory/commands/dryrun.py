@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ import mindspore as ms
 from hp_memory.config.schema import DryrunConfig
 from hp_memory.errors import ConfigError
 from hp_memory.estimate import compare_run, report
+from hp_memory.estimate.account.modules import Modules
 from hp_memory.estimate.ranks import Estimate, estimate
 from hp_memory.experiment import experiment
 from hp_memory.experiment.job import prepare_run_dir
@@ -74,7 +75,7 @@ def _shown(cfg: DryrunConfig, action: str | None) -> Shown:
     measured = compare_run.read_run(cfg.report) if cfg.report else []
     from_yaml = applied_with_assumptions(cfg)
     cfg = from_yaml.cfg
-    found = _estimate(cfg)
+    found = _estimate(cfg, from_yaml.reading.modules if from_yaml.reading else {})
     run_dir = prepare_run_dir(cfg, found.plan)
     console = make_console()
     for note in from_yaml.notes:
@@ -96,10 +97,10 @@ def _beside_run(figures: list[compare_run.Figure], band: float | None, console: 
     return outside
 
 
-def _estimate(cfg: DryrunConfig) -> Estimate:
+def _estimate(cfg: DryrunConfig, modules: Mapping[int, Modules]) -> Estimate:
     ms.set_device("CPU")
     asked, work = experiment.of("dryrun", cfg), workload(cfg, cfg.estimate)
-    return estimate(work, asked.plan, pipeline_of(cfg), cfg.estimate, cfg.installed, cfg.host)
+    return estimate(work, asked.plan, pipeline_of(cfg), cfg.estimate, cfg.installed, cfg.host, modules)
 
 
 def _compare(found: Sequence[Estimate], folder: Path, console: Console) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from hp_memory.config.estimate import EstimateSettings, bytes_of
 from hp_memory.errors import ConfigError
 from hp_memory.estimate.account import terms
 from hp_memory.estimate.account.check import LayerCheck
+from hp_memory.estimate.account.modules import Modules, no_gain, unit_of_modules
 from hp_memory.estimate.account.stage import Moment, Unit, moments, unit_of
 from hp_memory.estimate.account.terms import Term
 from hp_memory.estimate.account.worth import NotWorth, not_worth_of
@@ -151,20 +153,27 @@ def schedule_of(pipeline: PipelineSettings) -> Schedule:
 
 
 def units_of_chunk(
-    model_trace: ModelTrace, plan: ActivationPlan, layers: Sequence[int], last: bool, made: dict, least: int = 0
+    model_trace: ModelTrace,
+    plan: ActivationPlan,
+    layers: Sequence[int],
+    last: bool,
+    made: dict,
+    least: int,
+    modules: Mapping[int, Modules],
 ) -> tuple[Unit, ...]:
     """The chunk's layers under their layouts, and the model's end where it has it. ``made`` keeps equal ones."""
-    units = [_unit(model_trace, plan, layer, made, least) for layer in layers]
+    units = [_unit(model_trace, plan, layer, made, least, modules.get(layer, ())) for layer in layers]
     if last and model_trace.head is not None:
         units.append(unit_of(model_trace.head, "head and loss", None, None))
     return tuple(units)
 
 
-def _unit(model_trace: ModelTrace, plan: ActivationPlan, layer: int, made: dict, least: int) -> Unit:
+def _unit(model_trace: ModelTrace, plan: ActivationPlan, layer: int, made: dict, least: int, modules: Modules) -> Unit:
     kind, layout = model_trace.kinds[layer], plan.layers[layer].layout
-    key = (kind, layout.default, tuple(sorted(layout.actions.items())), layout.keep_outputs)
+    key = (kind, layout.default, tuple(sorted(layout.actions.items())), layout.keep_outputs, modules)
     if key not in made:
-        made[key] = unit_of(model_trace.layers[kind], "", None, layout, least)
+        own = model_trace.layers[kind]
+        made[key] = unit_of_modules(own, "", None, modules) if modules else unit_of(own, "", None, layout, least)
     found = made[key]
     fields = (found.held, found.replayed, found.waiting, found.forward, found.backward, found.parts, found.moved)
     return Unit(f"layer {layer} ({kind})", layer, *fields)
@@ -188,6 +197,7 @@ def estimate(
     settings: EstimateSettings,
     installed: bool = False,
     host: HostSettings | None = None,
+    modules: Mapping[int, Modules] = MappingProxyType({}),
 ) -> Estimate:
     """What every rank needs.
 
@@ -196,8 +206,10 @@ def estimate(
         plan: made for ``work.fingerprint()``.
         pipeline: stages, schedule and micro-batches.
         settings: the assumptions.
-        installed: also run every kind of layer with its plan installed, and compare.
+        installed: also run every kind of layer with its plan installed, and compare; not with ``modules``, which aren't
+            of our installer.
         host: how offloaded regions use the host; None for the defaults.
+        modules: layers whose modules are boundaries of their own, and the regions in each.
 
     Raises:
         ConfigError: for more on the host than ``host.memory`` allows a rank.
@@ -209,7 +221,7 @@ def estimate(
     chunks = chunks_of(pipeline, model_trace)
     made: dict = {}
     units = {
-        c: units_of_chunk(model_trace, plan, layers, c == len(chunks) - 1, made, least)
+        c: units_of_chunk(model_trace, plan, layers, c == len(chunks) - 1, made, least, modules)
         for c, layers in enumerate(chunks)
     }
     job, replayed = job_of(work, model_trace, pipeline, settings), replayed_of(model_trace, plan)
@@ -226,9 +238,9 @@ def estimate(
         sum(_replay_flops(model_trace, plan, layer) for layer in range(len(model_trace.kinds))),
         sum(model_trace.layers[kind].flops("forward") for kind in model_trace.kinds),
         step_time(job, replayed, [found.waits for found in copies]),
-        tuple(check(work, plan)) if installed else (),
+        tuple(check(work, plan)) if installed and not modules else (),
         model_trace.notes,
-        tuple(not_worth_of(model_trace.layers, plan)),
+        tuple(_not_worth(model_trace, plan, modules)),
         copies,
     )
 
@@ -238,6 +250,17 @@ def _refuse_beyond(host: HostSettings, copies: Sequence[HostCopies]) -> None:
     if copies[most].peak > bytes_of(host.memory, "host.memory"):
         why = f"pipeline rank {most} would keep {copies[most].peak / 2**30:.2f} GiB on the host; the rest would stay"
         raise ConfigError("host.memory", host.memory, f"{why} on the device")
+
+
+def _not_worth(model_trace: ModelTrace, plan: ActivationPlan, modules: Mapping[int, Modules]) -> list[NotWorth]:
+    """Replays that free nothing: by our rule, and where modules are boundaries by theirs."""
+    own = replace(plan, layers=tuple(layer for layer in plan.layers if layer.layer not in modules))
+    found = not_worth_of(model_trace.layers, own)
+    theirs = {(plan.layers[i].kind, boundaries): plan.layers[i].layout.name for i, boundaries in modules.items()}
+    for (kind, boundaries), name in theirs.items():
+        entry = no_gain(model_trace.layers[kind], name, boundaries)
+        found += [entry] if entry else []
+    return found
 
 
 def job_of(work: Workload, model_trace: ModelTrace, pipeline: PipelineSettings, settings: EstimateSettings) -> Job:

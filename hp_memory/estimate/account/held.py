@@ -30,6 +30,7 @@ Reason = Literal[
     "decision, never replayed",
     "output kept by the layout",
     "block input",
+    "input of a module",
     "kept outside the hooks",
 ]
 

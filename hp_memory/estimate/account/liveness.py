@@ -46,12 +46,12 @@ _NOTHING = Peak(0, "forward", BARE, "", {})
 
 def forward_peak(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool = False) -> Peak:
     """The working set of a layer's forward: what it holds afterwards, and what its operations need on the way."""
-    return _peak(trace, *_forward_lives(trace, replayed, keep_outputs))
+    return peak(trace, *_forward_lives(trace, replayed, keep_outputs))
 
 
 def backward_peak(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool = False) -> Peak:
     """The working set of a layer's replay and backward, from what it holds to nothing."""
-    return _peak(trace, *_backward_lives(trace, replayed, keep_outputs))
+    return peak(trace, *_backward_lives(trace, replayed, keep_outputs))
 
 
 def curve(trace: LayerTrace, layout: Layout, kept: Collection[int] = ()) -> tuple[list[Op], np.ndarray]:
@@ -73,7 +73,12 @@ def curve(trace: LayerTrace, layout: Layout, kept: Collection[int] = ()) -> tupl
 
 
 def _forward_lives(trace: LayerTrace, replayed: Collection[str], keep_outputs: bool) -> tuple[list[Op], Lives]:
-    stays = {entry.storage for entry in held_by(trace, replayed, keep_outputs)} | set(trace.outputs)
+    return forward_lives(trace, {entry.storage for entry in held_by(trace, replayed, keep_outputs)})
+
+
+def forward_lives(trace: LayerTrace, held: Collection[int]) -> tuple[list[Op], Lives]:
+    """The operations of a forward after which ``held`` and the outputs stay, and when each storage is alive."""
+    stays = set(held) | set(trace.outputs)
     ops, first, last = of_phase(trace, "forward")
     end = len(ops) - 1
     lives = {n: (first.get(n, 0), end if n in stays else min(last[n], end)) for n in last if trace.activation(n)}
@@ -87,7 +92,7 @@ def _backward_lives(trace: LayerTrace, replayed: Collection[str], keep_outputs: 
     again = [op for op in trace.of_phase("forward") if op.region == BARE or op.region in replayed] if replayed else []
     shift = len(again)
     ops, first, last = of_phase(trace, "backward")
-    replay_first, replay_last = _lifetimes(trace, again)
+    replay_first, replay_last = lifetimes(trace, again)
     saved = saved_storages(trace)
     lives: Lives = {}
     for number, start in first.items():
@@ -119,7 +124,7 @@ def of_phase(trace: LayerTrace, phase: Phase) -> tuple[list[Op], dict[int, int],
     key = f"lifetimes of {phase}"
     if key not in trace.memo:
         ops = trace.of_phase(phase)
-        trace.memo[key] = (ops, *_lifetimes(trace, ops))
+        trace.memo[key] = (ops, *lifetimes(trace, ops))
     return trace.memo[key]
 
 
@@ -129,7 +134,7 @@ def _positions(trace: LayerTrace, ops: Sequence[Op]) -> np.ndarray:
     return np.cumsum([id(op) in chosen for op in trace.ops]) - 1
 
 
-def _lifetimes(trace: LayerTrace, ops: Sequence[Op]) -> tuple[dict[int, int], dict[int, int]]:
+def lifetimes(trace: LayerTrace, ops: Sequence[Op]) -> tuple[dict[int, int], dict[int, int]]:
     """For each storage, the operation that first writes it, and the last that touches it or finds it referred to."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -158,7 +163,8 @@ def _alive(trace: LayerTrace, count: int, lives: Lives) -> np.ndarray:
     return np.cumsum(change[:-1])
 
 
-def _peak(trace: LayerTrace, ops: Sequence[Op], lives: Lives) -> Peak:
+def peak(trace: LayerTrace, ops: Sequence[Op], lives: Lives) -> Peak:
+    """The operation during which most is alive."""
     if not ops:
         return _NOTHING
     alive = _alive(trace, len(ops), lives)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hp_memory.estimate.account import liveness
-from hp_memory.estimate.account.held import held, held_by
+from hp_memory.estimate.account.held import HeldStorage, held, held_by
 from hp_memory.estimate.account.host import on_host
 from hp_memory.estimate.tracing.record import LayerTrace
 from hp_memory.layout import Layout
@@ -90,11 +90,7 @@ def unit_of(trace: LayerTrace, name: str, layer: int | None, layout: Layout | No
     keep = bool(layout and layout.keep_outputs)
     entries = held(trace, layout) if layout else held_by(trace, replayed)
     away = on_host(trace, layout, entries, least) if layout else set()
-    parts: dict[tuple[str, str], int] = {}
-    for entry in (entry for entry in entries if entry.storage not in away):
-        region = "block input" if entry.reason == "block input" else entry.region or "between regions"
-        key = (region, entry.reason)
-        parts[key] = parts.get(key, 0) + trace.storages[entry.storage].nbytes
+    parts = parts_of(trace, (entry for entry in entries if entry.storage not in away))
     return Unit(
         name,
         layer,
@@ -106,6 +102,16 @@ def unit_of(trace: LayerTrace, name: str, layer: int | None, layout: Layout | No
         parts,
         trace.nbytes(away),
     )
+
+
+def parts_of(trace: LayerTrace, entries: Iterable[HeldStorage]) -> dict[tuple[str, str], int]:
+    """Held bytes by region and reason."""
+    parts: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        region = "block input" if entry.reason == "block input" else entry.region or "between regions"
+        key = (region, entry.reason)
+        parts[key] = parts.get(key, 0) + trace.storages[entry.storage].nbytes
+    return parts
 
 
 def moments(schedule: Schedule, rank: int, chunks: dict[int, Sequence[Unit]]) -> list[Moment]:

@@ -6,7 +6,7 @@ Both kinds are read: the PyNative Trainer's (``parallelism``, ``training``, ``re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +29,14 @@ class Reading:
         model: the model and its dtypes.
         spread: parallel sizes, pipeline, micro-batch.
         layout: the plan of our callback, or MindFormers' own recompute settings.
+        modules: with the latter, layers whose selected modules are boundaries of their own: the regions of each.
     """
 
     document: Document
     model: ModelRead
     spread: Spread
     layout: LayoutSettings
+    modules: Mapping[int, tuple[tuple[str, ...], ...]]
 
     @property
     def name(self) -> str:
@@ -70,16 +72,17 @@ def read(
     if not document.errors:
         _sound(document, model, spread)
     mark = fingerprint(model.model, spread.parallel)
+    modules: Mapping[int, tuple[tuple[str, ...], ...]] = {}
     if layout is None:
-        own = recompute.layout_of(document, mark, spread.pipeline)
+        own = recompute.recompute_of(document, mark, spread.pipeline)
         planned = callbacks.plan_of(document, mark)
         _conflicts(document, planned is not None)
-        layout = own if planned is None else planned
+        layout, modules = (own.layout, own.modules) if planned is None else (planned, {})
     else:
         callbacks.refuse_unknown(document)
     document.finish()
     build_plan(layout, mark, "layout")
-    return Reading(document, model, spread, layout)
+    return Reading(document, model, spread, layout, modules)
 
 
 def _sound(document: Document, model: ModelRead, spread: Spread) -> None:

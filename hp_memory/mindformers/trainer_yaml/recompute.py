@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hp_memory.errors import ConfigError
@@ -19,11 +20,28 @@ _SPEC = re.compile(r"(\d+)(?:-(\d+))?")
 MODES = ("None", "full", "select")
 
 
-def layout_of(document: Document, mark: ModelFingerprint, pipeline: PipelineSettings) -> LayoutSettings:
-    """The layout; what no region means is noted in the document."""
+@dataclass(frozen=True)
+class Recompute:
+    """What a file makes of its layers.
+
+    Attributes:
+        layout: which regions are replayed and which aren't.
+        modules: for layers with selected modules, the regions of each: MindFormers makes each a boundary of its own.
+    """
+
+    layout: LayoutSettings
+    modules: Mapping[int, tuple[tuple[str, ...], ...]]
+
+
+def recompute_of(document: Document, mark: ModelFingerprint, pipeline: PipelineSettings) -> Recompute:
+    """The layout and the boundaries; what no region means is noted in the document."""
     if document.trainer == "graph":
-        return _settings(_graph_layers(document, mark, pipeline), mark)
-    return _settings(_pynative_layers(document, mark), mark)
+        return Recompute(_settings(_graph_layers(document, mark, pipeline), mark), {})
+    layers = _pynative_layers(document, mark)
+    modules = {i: layer.boundaries(mark.regions[mark.kinds[i]]) for i, layer in enumerate(layers)}
+    if any(layer.modules and layer.saved for layer in layers):
+        document.notes.append("recompute.exclude_op in selected modules: estimated as one boundary per layer")
+    return Recompute(_settings(layers, mark), {i: found for i, found in modules.items() if found})
 
 
 class _Layer:
@@ -34,6 +52,18 @@ class _Layer:
         self.replayed: set[str] = set()
         self.saved: set[str] = set()
         self.spans: list[tuple[str, str]] = []
+        self.modules: list[set[str]] = []
+
+    def boundaries(self, regions: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """The outermost of the selected modules, as MindFormers wraps them, in order; none where that isn't modelled.
+
+        A layer that is replayed whole is one boundary, and so is one that a selected path means as a whole.
+        """
+        outer = [m for m in self.modules if not any(m < other for other in self.modules)]
+        named = dict.fromkeys(tuple(r for r in regions if r in module) for module in outer)
+        if self.whole or self.saved or tuple(regions) in named:
+            return ()
+        return tuple(sorted(named, key=lambda module: regions.index(module[0])))
 
     def key(self, regions: Sequence[str]) -> tuple:
         """What makes an override; the same for layers that have the same layout."""
@@ -133,7 +163,9 @@ def _select(
         for i, found in regions.items():
             if keys[0] == "recompute_comm" and layers[i].whole:
                 continue
-            layers[i].replayed |= set(found or ())
+            for own in found or ():
+                layers[i].replayed |= own
+                layers[i].modules.append(own)
 
 
 def _covered(
@@ -141,31 +173,31 @@ def _covered(
     here: tuple[str, ...],
     mark: ModelFingerprint,
     layer: int,
-) -> tuple[str, ...] | None:
-    """The regions of a layer that a pattern's paths cover; None where it matches nothing there."""
+) -> list[set[str]] | None:
+    """For each path of a layer that a pattern matches, its regions; None where it matches nothing there."""
     kind = mark.kinds[layer]
     prefix = f"{names_of.MTP_PREFIX}." if kind == "mtp" else ""
     try:
         matches = re.compile(here[-1]).fullmatch
     except re.error as error:
         document.refuse(here, here[-1], f"isn't a regular expression: {error}")
-        return ()
+        return []
     if kind == "mtp" and matches(names_of.MTP_PREFIX):
-        return tuple(mark.regions[kind])
-    found: set[str] = set()
+        return [set(mark.regions[kind])]
+    found: list[set[str]] = []
     hit = False
     for module in _modules(here, mark.regions[kind]):
         own = set(module.regions) & set(mark.regions[kind])
         if (own or not module.regions) and matches(prefix + module.path):
             hit = True
-            found |= own
+            found += [own] if own else []
     parts = [part for part in names_of.FRAGMENTS if matches(prefix + part)] if here[0] == "recompute" else []
     left = [part for part in parts if not _inside(part, prefix, matches)]
     if left:
         why = f"{left[0]} is less than a region: replay {left[0].rpartition('.')[0]} whole"
         document.refuse(here, here[-1], why)
-        return ()
-    return tuple(found) if hit else None
+        return []
+    return found if hit else None
 
 
 def _inside(part: str, prefix: str, matches: Any) -> bool:
@@ -219,9 +251,10 @@ def _exclude_paths(document: Document, mark: ModelFingerprint, layers: list[_Lay
         for i in _layers_at(document, here, len(layers)):
             found = _covered(document, here, mark, i)
             hit = hit or found is not None
-            if found and len(found) > 1 and "gmm.up" in found:
+            regions = set().union(*(found or ()))
+            if len(regions) > 1 and "gmm.up" in regions:
                 layers[i].spans.append(("gmm.up", "gmm.down"))
-            layers[i].saved |= set(found or ())
+            layers[i].saved |= regions
         if not hit and paths[pattern]:
             known = [module.path for module in names_of.MODULES]
             document.refuse(here, paths[pattern], "no region means this path", known, meant=str(pattern))

@@ -217,6 +217,15 @@ def test_a_matrix_of_attention_is_a_region_and_a_routers_replay_leaves_its_decis
     assert found[1] == {"router.gate"}
 
 
+def test_each_selected_module_is_a_boundary_the_outermost_of_nested_ones(tmp_path):
+    paths = {"self_attention.*": ["0-1"], r"self_attention\.linear_proj": ["0-1"], "(input|pre_mlp)_layernorm": ["1-2"]}
+    recompute = {"mode": "select", "select_module": paths, "full_recompute_layer": ["2"]}
+    found = read(write(tmp_path, PYNATIVE, recompute=recompute), devices=8).modules
+    assert [set(module) for module in found[0]] == [ATTENTION]
+    assert [set(module) for module in found[1]] == [{"attention.norm"}, ATTENTION, {"mlp.norm"}]
+    assert set(found) == {0, 1}
+
+
 def test_excluded_operations_count_in_selected_modules_too(tmp_path):
     found = select(tmp_path, select_module={"mlp.experts": ["1"]}, exclude_op=["GroupedMatmul"])
     assert found[1] == {"dispatch.permute", "compute.act", "combine.unpermute"}
