@@ -20,6 +20,7 @@ from hp_memory.experiment.workload import pipeline_of, workload
 from hp_memory.mindformers.trainer_yaml.applied import applied_with_assumptions
 from hp_memory.report.page import write_page
 from hp_memory.report.table import console as make_console
+from hp_memory.runs.paths import refuse_used
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,6 +73,7 @@ def _refuse_unread(cfg: DryrunConfig, action: str | None) -> None:
 
 def _shown(cfg: DryrunConfig, action: str | None) -> Shown:
     _refuse_unread(cfg, action)
+    refuse_used(cfg.run_dir)
     measured = compare_run.read_run(cfg.report) if cfg.report else []
     from_yaml = applied_with_assumptions(cfg)
     cfg = from_yaml.cfg

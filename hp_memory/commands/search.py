@@ -29,6 +29,7 @@ from hp_memory.report.figures import figure_file, new_figure
 from hp_memory.report.page import Part, Picture, Text, write_page
 from hp_memory.report.table import Table
 from hp_memory.report.table import console as make_console
+from hp_memory.runs.paths import refuse_used
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +40,7 @@ _UNITS = {"flops": ("TFLOPs", 1e-12), "given": ("ms", 1.0)}
 def run(cfg: SearchConfig) -> int:
     """Prints and writes the plan; returns 0, or 1 if nothing fits."""
     budget = stated_bytes_of(cfg.budget, "budget")
+    refuse_used(cfg.run_dir)
     from_yaml = applied_with_assumptions(cfg, LayoutSettings("searched", "save"))
     cfg = from_yaml.cfg
     experiment.of("search", cfg)

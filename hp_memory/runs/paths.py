@@ -46,9 +46,14 @@ def make_run_dir(run_dir: str | None, run_root: str, name: str) -> Path:
 def make_new_run_dir(run_dir: str | None, run_root: str, name: str) -> Path:
     """As ``make_run_dir``, and refuses one that holds a run already."""
     path = make_run_dir(run_dir, run_root, name)
-    if (path / "config.yaml").exists():
-        raise ConfigError("run_dir", str(path), "holds a run already; choose another or leave it out")
+    refuse_used(str(path))
     return path
+
+
+def refuse_used(run_dir: str | None) -> None:
+    """Raises ConfigError for a folder that holds a run already: for commands that compute before they write."""
+    if run_dir is not None and (Path(run_dir) / "config.yaml").exists():
+        raise ConfigError("run_dir", run_dir, "holds a run already; choose another or leave it out")
 
 
 def make_folder(key: str, value: str, path: Path | None = None) -> None:
