@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from mindspore import Tensor
 
 from hp_memory.activation import elision, frames, native, observing, random_state, writing
 from hp_memory.activation.distributed import Shell, can_be_made_again
@@ -16,6 +18,9 @@ from hp_memory.activation.trees import call_tensors, difference
 from hp_memory.activation.watching import Watch
 from hp_memory.errors import ReplayError
 
+if TYPE_CHECKING:
+    from hp_memory.activation.wrappers import Boundary
+
 
 class Invocation(native.RecomputeHandle):
     """State of one checkpointed call: what its replay starts from and what it has to give.
@@ -24,7 +29,7 @@ class Invocation(native.RecomputeHandle):
     backward (``handle.recompute(session_id)``) work with it.
     """
 
-    def __init__(self, boundary: Any, args: tuple, kwargs: dict) -> None:
+    def __init__(self, boundary: Boundary, args: tuple, kwargs: dict) -> None:
         override = native.early_stop_override()
         super().__init__(None, boundary.early_stop if override is None else override)
         self.boundary = boundary
@@ -50,13 +55,13 @@ class Invocation(native.RecomputeHandle):
     def _keep_inputs(self, args: tuple, kwargs: dict) -> None:
         # MindSpore saves positional tensors as plain ones: distributed ones are put together again.
         self.shells: dict[int, Shell] = {}
+        self.versions: tuple[tuple[Tensor, int], ...] = ()
         if native.hooks_active():
             # Somebody outside packs what is saved (an offload, an outer checkpoint, an observation): let it.
             self.shells = {i: Shell.of(value) for i, value in enumerate(args) if can_be_made_again(value)}
             args = tuple(value.to_local() if i in self.shells else value for i, value in enumerate(args))
             with observing.label(self.boundary.name, "block input"):
                 self.input_node = native.InputSaver.apply(native.empty_trigger(), kwargs, *args)
-            self.versions = ()
             return
         self.wrap_original_inputs(*args, **kwargs)
         self.versions = tuple((tensor, tensor._version) for _, tensor in call_tensors(args, kwargs))
@@ -90,7 +95,7 @@ class Invocation(native.RecomputeHandle):
                 out = self.boundary.fn(*args, **kwargs)
             if frame.watch is not None:
                 elision.learn(frame.watch, self.records, plan, frame.outputs)
-            else:
+            elif frame.course is not None:
                 frame.course.end()
             frames.check_unwritten([*frame.guarded, *frame.outputs.values()])
             _check_unchanged(frame.shared)
@@ -169,10 +174,10 @@ class Invocation(native.RecomputeHandle):
         args, kwargs = self._inputs()
         frame = frames.Frame(self, replaying=True)
         on_meta = any(tensor.is_meta for _, tensor in call_tensors(tuple(args), kwargs))
-        frame.shade = Shade(frame, self.boundary.plan.dead, on_meta)
-        frame.ending = Ending(self._needed() if self.early_stop else None, Invocation._run_again.__code__)
+        frame.shade = shade = Shade(frame, self.boundary.plan.dead, on_meta)
+        frame.ending = ending = Ending(self._needed() if self.early_stop else None, Invocation._run_again.__code__)
         try:
-            finished = self._run_again(frame, args, kwargs)
+            finished = self._run_again(frame, shade, ending, args, kwargs)
             self._check_replay(frame, finished)
         except Exception as error:
             self._empty_slots()
@@ -184,16 +189,16 @@ class Invocation(native.RecomputeHandle):
             # MindSpore may keep the replay's graph for longer, and with it the hooks (compiled functions do).
             frame.shade = frame.ending = frame.invocation = None
 
-    def _run_again(self, frame: frames.Frame, args: list, kwargs: dict) -> bool:
+    def _run_again(self, frame: frames.Frame, shade: Shade, ending: Ending, args: list, kwargs: dict) -> bool:
         """False if the replay stopped early."""
-        hooks = native.hooks(lambda tensor: frame.invocation._fill(frame, tensor), unpack)
-        shade = frame.shade.scope(self.operations is not None)
+        hooks = native.hooks(lambda tensor: frame.call._fill(frame, tensor), unpack)
+        scope = shade.scope(self.operations is not None)
         before = frames.enter(frame)
         try:
-            with _forward_state(self), native.replay_graph(), hooks, shade, contextlib.closing(frame.ending):
+            with _forward_state(self), native.replay_graph(), hooks, scope, contextlib.closing(ending):
                 out = self.boundary.fn(*args, **kwargs)
         except (Ended, Exception):
-            if not frame.ending.raised:
+            if not ending.raised:
                 raise
             if observing.active is not None:
                 observing.active.spared(self.named[frame.named :])
@@ -209,22 +214,24 @@ class Invocation(native.RecomputeHandle):
 
     def _fill(self, frame: frames.Frame, tensor: Any) -> Any:
         """Takes what a replay saves: for a slot, if backward can still read it."""
-        i = frame.packed
+        i, shade, ending = frame.packed, frame.shade, frame.ending
+        assert shade is not None, "every replay has one"
+        assert ending is not None, "every replay has one"
         if i >= len(self.slots):
             raise ReplayError(
                 f"the replay of {self.boundary.name} saves more tensors than its forward: "
                 "control flow changed between forward and replay"
             )
         frame.packed = i + 1
-        frame.shade.check(tensor, "backward")
-        self._check_saved(i, tensor, frame.shade.last)
+        shade.check(tensor, "backward")
+        self._check_saved(i, tensor, shade.last)
         values = native.detached(tensor)  # the tensor itself would close a circle through the replay's own graph
         slot = self.slots[i]()
         if slot is not None:
             slot.fill(values)
             frame.bound.append((tensor, tensor._version, None))
         if frames.current() is frame:  # else another thread saves this
-            frame.ending.progress(frame.packed, frame.cursor)
+            ending.progress(frame.packed, frame.cursor)
         return values
 
     def _check_saved(self, number: int, tensor: Any, operation: str | None) -> None:
@@ -280,7 +287,7 @@ def _first(contexts: tuple | None) -> contextlib.AbstractContextManager:
 
 
 @contextlib.contextmanager
-def _forward_state(invocation: Invocation):
+def _forward_state(invocation: Invocation) -> Iterator[None]:
     """Random state, mixed precision and train flags as they were in the forward, for the time of a replay."""
     cells = invocation.boundary.cells
     modes, rng = [cell.training for cell in cells], random_state.here()
