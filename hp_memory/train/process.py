@@ -150,6 +150,8 @@ def run_worker(main: Callable[[Path], None]) -> None:
     if RUN_ID in os.environ:
         # msrun's workers outlive it otherwise, and it dies with the launcher's program on this node.
         die_with_parent()
+        if os.getppid() == 1:  # it has ended while this process was starting
+            os._exit(1)
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="the directory the launcher prepared")
     run_dir = parser.parse_args().run_dir
