@@ -56,14 +56,14 @@ class Reused:
         self.replayed = 0
         self.mark = fingerprint(MODEL)
 
-    def run(self, kind, replayed):
+    def run(self, kind, replayed, early_stop=True):
         """(what is held after the second forward, operations of its replay) with these regions of a block replayed."""
         import mindspore as ms
 
         from hp_memory.activation import observe
 
         before = [(owner, dict(owner.__dict__), dict(owner._cells)) for owner in self.owners]
-        layout = LayoutSettings("some", "save", recompute=sorted(replayed))
+        layout = LayoutSettings("some", "save", recompute=sorted(replayed), early_stop=early_stop)
         try:
             install(self.model, build_plan(layout, self.mark), self.sites)
             block = list(self.model.layers)[MODEL.kinds.index(kind)]
@@ -127,3 +127,9 @@ def test_a_block_holds_the_live_set_and_saving_more_never_replays_more(reused, k
     for replayed, ran in operations.items():
         for region in replayed:
             assert operations.get(replayed - {region}, 0) <= ran, (region, sorted(replayed))
+
+
+@pytest.mark.parametrize("replayed", [{"attention.qkv_proj"}, {"compute.act"}, {"router.gate", "mlp.norm"}])
+def test_a_replay_ends_before_the_additions_of_residuals(reused, replayed):
+    early, whole = (reused.run("moe", replayed, early_stop=stop)[1] for stop in (True, False))
+    assert early <= whole - 2
