@@ -40,7 +40,7 @@ def read_settings(run_dir: Path) -> RunSettings:
         typed_group(config, "parallel", ParallelSettings),
         typed_group(config, "data", DataSettings),
         typed_group(config, "train", TrainSettings),
-        typed_group(config, "host", HostSettings),
+        typed_group(config, "host", HostSettings) if "host" in config else HostSettings(),  # runs from before it
     )
 
 
