@@ -32,9 +32,12 @@ demo-mindformers: .venv/ready
 	$(RUN)/hp-memory train recipe=tiny_deepseek_v3_ranks
 
 # The shipped text as MindRecord, for MindFormers' own loader: data.mindrecord=runs/dataset/tiny.mindrecord
-dataset: runs/dataset/tiny.mindrecord
+# In Megatron's format: data.megatron=runs/dataset/tiny
+dataset: runs/dataset/tiny.mindrecord runs/dataset/tiny.idx
 runs/dataset/tiny.mindrecord: .venv/ready hp_memory/train/make_dataset.py
 	$(RUN)/python -m hp_memory.train.make_dataset $@ 64
+runs/dataset/tiny.idx: .venv/ready hp_memory/mindformers/make_megatron.py
+	$(RUN)/python -m hp_memory.mindformers.make_megatron $(basename $@)
 
 # Two processes: what MindFormers or a compiled graph leaves behind in MindSpore doesn't reach the unit tests.
 test: .venv/ready

@@ -10,7 +10,7 @@ from hp_memory.config.schema import HPConfig, validate
 from hp_memory.errors import ConfigError
 from hp_memory.experiment import refusals
 from hp_memory.layout import ActivationPlan, LayoutSettings, ModelFingerprint, build_plan
-from hp_memory.mindformers import conflicts, families, limits, mindrecord, standin
+from hp_memory.mindformers import conflicts, families, limits, megatron, mindrecord, standin
 from hp_memory.mindformers.trainer_yaml.train_config import train_config
 from hp_memory.models import fingerprint as reference
 from hp_memory.pipeline.settings import check_plan, with_stage_layouts
@@ -83,10 +83,10 @@ def check_text(cfg: HPConfig) -> None:
     """Refuses data with fewer sequences than one step takes; a text that must hold more isn't read for that.
 
     Raises:
-        ConfigError: naming ``data.text`` or ``data.mindrecord``.
+        ConfigError: naming ``data.text``, ``data.mindrecord`` or ``data.megatron``.
     """
-    if cfg.data.mindrecord is not None:
-        mindrecord.check(cfg)
+    if cfg.data.of_tokens:
+        (mindrecord if cfg.data.mindrecord is not None else megatron).check(cfg)
         return
     sequences = cfg.train.micro_batch_size * cfg.train.micro_batches * cfg.parallel.data
     trained_on = cfg.data.text_path.stat().st_size * (1 - cfg.data.validation_fraction)

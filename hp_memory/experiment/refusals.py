@@ -97,12 +97,15 @@ REFUSALS: tuple[Refusal, ...] = (
         _on("reference"),
         "has no effect here: pipelines of the reference model run under `hp-memory pipeline`",
     ),
-    Refusal(
-        (*TRAINS, "pipeline"),
-        "data.mindrecord",
-        lambda cfg: cfg.engine == "reference" and cfg.data.mindrecord is not None,
-        "has no effect here: only MindFormers has a loader for it",
-        (None,),
+    *(
+        Refusal(
+            (*TRAINS, "pipeline"),
+            f"data.{name}",
+            lambda cfg, name=name: cfg.engine == "reference" and getattr(cfg.data, name) is not None,  # type: ignore[misc]
+            "has no effect here: only MindFormers has a loader for it",
+            (None,),
+        )
+        for name in ("mindrecord", "megatron")
     ),
     Refusal(
         TRAINS,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hp_memory.layout import ActivationPlan
-from hp_memory.mindformers import agreement, conflicts, environment, limits, mindrecord, standin
+from hp_memory.mindformers import agreement, conflicts, environment, limits, megatron, mindrecord, standin
 from hp_memory.mindformers.recorder import Recorder
 from hp_memory.mindformers.trainer_yaml.train_config import train_config
 from hp_memory.models.settings import ParallelSettings
@@ -66,7 +66,7 @@ def run(cfg: HPConfig, plan: ActivationPlan, run_dir: Path) -> dict[str, Any]:
     from hp_memory.mindformers.callback import HPMemoryCallback
 
     callback = HPMemoryCallback(plan.to_dict(), report=str(run_dir / REPORT), host=asdict(cfg.host))
-    corpus = None if cfg.data.mindrecord else load_corpus(cfg.data)
+    corpus = None if cfg.data.of_tokens else load_corpus(cfg.data)
     agreement.same("data", _data_digest(cfg, corpus))
     # Without one, MindFormers builds the dataset that the config names.
     dataset = None if corpus is None else _dataset(cfg, corpus)
@@ -132,18 +132,25 @@ def _config(cfg: HPConfig, run_dir: Path) -> dict[str, Any]:
         "save_interleaved_steps": cfg.train.save_every or cfg.train.steps,
         "load_path": checkpoints.to_load(cfg.train.resume_from),
     }
-    file = cfg.data.mindrecord
-    data = mindrecord.section(file) if file else {"dataloader": {"type": "GeneratorDataset"}}
+    data = _data_section(cfg, run_dir)
     return config | {"checkpoint": checkpoint, "train_dataset": data, "context": {"device_target": device}}
+
+
+def _data_section(cfg: HPConfig, run_dir: Path) -> dict[str, Any]:
+    if cfg.data.mindrecord is not None:
+        return mindrecord.section(cfg.data.mindrecord)
+    if cfg.data.megatron is not None:
+        return megatron.section(cfg, run_dir / "dataset")
+    return {"dataloader": {"type": "GeneratorDataset"}}
 
 
 def _data_digest(cfg: HPConfig, corpus: Corpus | None) -> str:
     """Of the tokens, or of a dataset's size and index: equal where the ranks read the same."""
     if corpus is not None:
         return hashlib.sha256(corpus.train.tobytes()).hexdigest()[:16]
-    assert cfg.data.mindrecord is not None, "without a corpus the data is a MindRecord"
-    file = Path(cfg.data.mindrecord)
-    return hashlib.sha256(str(file.stat().st_size).encode() + Path(f"{file}.db").read_bytes()).hexdigest()[:16]
+    data, index = (cfg.data.mindrecord, ".db") if cfg.data.mindrecord else (cfg.data.megatron, ".idx")
+    size = Path(f"{data}.bin" if index == ".idx" else str(data)).stat().st_size
+    return hashlib.sha256(str(size).encode() + Path(f"{data}{index}").read_bytes()).hexdigest()[:16]
 
 
 def _dataset(cfg: HPConfig, corpus: Corpus) -> Any:

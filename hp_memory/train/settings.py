@@ -23,8 +23,15 @@ class DataSettings:
     """The part at the text's end that is never trained on."""
     mindrecord: str | None = None
     """A MindRecord file that MindFormers' own loader reads in place of the text; null for the text."""
+    megatron: str | None = None
+    """Megatron-format data in place of the text, as the path before ``.bin`` and ``.idx``; null for the text."""
     seed: int = 0
     """Fixes the order of the sequences."""
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether a dataset of tokens takes the text's place."""
+        return self.mindrecord is not None or self.megatron is not None
 
     @property
     def text_path(self) -> Path:
@@ -41,10 +48,13 @@ class DataSettings:
                 raise ConfigError(f"{path}.{name}", "", "is empty; null takes the shipped one")
             if not file.is_file():
                 raise ConfigError(f"{path}.{name}", str(file), "there is no such file")
-        if self.mindrecord is not None:
-            for name in (self.mindrecord, f"{self.mindrecord}.db"):
-                if not Path(name).is_file():
-                    raise ConfigError(f"{path}.mindrecord", self.mindrecord, f"there is no file {name!r}")
+        for name, ends in (("mindrecord", ("", ".db")), ("megatron", (".bin", ".idx"))):
+            given = getattr(self, name)
+            for needed in () if given is None else (f"{given}{end}" for end in ends):
+                if not Path(needed).is_file():
+                    raise ConfigError(f"{path}.{name}", given, f"there is no file {needed!r}")
+        if self.mindrecord is not None and self.megatron is not None:
+            raise ConfigError(f"{path}.megatron", self.megatron, f"{path}.mindrecord is set too; one is read", (None,))
         if self.seed < 0:
             raise ConfigError(f"{path}.seed", self.seed, "must not be negative")
         if not 0 <= self.validation_fraction < 1:

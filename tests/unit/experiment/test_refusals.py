@@ -25,6 +25,7 @@ CASES = [
     ("engine", "it can't be imported", ["recipe=tiny_deepseek_v3"]),
     ("pipeline.stages", "`hp-memory pipeline`", ["recipe=tiny_moe", "pipeline=1f1b"]),
     ("data.mindrecord", "MindFormers", ["recipe=tiny_moe", "data.mindrecord=some.mindrecord"]),
+    ("data.megatron", "MindFormers", ["recipe=tiny_moe", "data.megatron=some"]),
     ("parallel.pipeline", "`hp-memory pipeline`", ["recipe=tiny_moe", "parallel.pipeline=2"]),
     ("pipeline.stages", "from matrix", ["recipe=tiny_moe", "pipeline=1f1b"]),
     ("offload.auto_offload", "compiled graphs", ["recipe=tiny_moe", "offload.auto_offload=activation"]),
