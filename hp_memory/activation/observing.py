@@ -62,7 +62,22 @@ class Runs:
 
 
 class _Token:
-    __slots__ = ("__weakref__",)
+    """Lives as long as what it stands for is held; ``tensor`` is what autograd was given, None for kept outputs."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self) -> None:
+        self.tensor: Tensor | None = None
+
+    def now(self, held: Held) -> Held | None:
+        """``held`` at the address it has now, or None if somebody emptied the storage, as FSDP does between uses."""
+        if self.tensor is None:
+            return held
+        storage = self.tensor.untyped_storage()
+        if not storage.size():
+            return None
+        address = storage.data_ptr()
+        return held if address == held.storage else replace(held, storage=address)
 
 
 class Kept:
@@ -71,7 +86,7 @@ class Kept:
     __slots__ = ("tensor", "token")
 
     def __init__(self, tensor: Tensor, token: _Token) -> None:
-        self.tensor = tensor
+        self.tensor = token.tensor = tensor
         self.token = token
 
 
@@ -101,8 +116,8 @@ class Observation:
                 if found.on_device:
                     # Back, it has another storage, and its old one may be somebody else's.
                     yield held if found.source is not None else replace(held, storage=-id(found))
-            elif found is not None:
-                yield held
+            elif found is not None and (now := found.now(held)) is not None:
+                yield now
 
     def moved(self, ticket: Ticket, tensor: Tensor, region: str) -> None:
         """Notes that ``tensor`` is held whenever its ticket says that the device holds it."""
