@@ -43,6 +43,10 @@ class CPUOffloadPolicy(OffloadPolicy):
     pin_memory: bool = True
 
 
+# What MindFormers' GPTModel says of itself where its head takes the embedding's weight.
+_TIED = "share_embeddings_and_output_weights"
+
+
 class HSDPModule:
     """Mixed in before the class of a Cell that was fully sharded."""
 
@@ -146,5 +150,7 @@ def _refuse(module: Any, mesh: Any, precision: Any, offload: Any, unknown: dict[
         raise NeedsHyperParallel("parallelism.cpu_offload", "it keeps parameters on the host of a device")
     if precision is not None and (precision.param_dtype is not None or precision.output_dtype is not None):
         raise NeedsHyperParallel("MixedPrecisionPolicy", "parameters are gathered in the type they have")
+    if any(getattr(cell, _TIED, False) for _, cell in module.cells_and_names()):
+        raise NeedsHyperParallel(f"fully_shard with {_TIED}", "the head would read a part of the embedding's weight")
     for name in unknown:
         raise NeedsHyperParallel(f"fully_shard({name}=...)", "it has no meaning here")

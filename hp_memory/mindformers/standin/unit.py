@@ -16,6 +16,7 @@ from typing import Any
 
 from mindspore import Tensor, nn
 
+from hp_memory.errors import NeedsHyperParallel
 from hp_memory.mindformers.standin.layouts import Cut
 from hp_memory.mindformers.standin.mesh import DeviceMesh
 from hp_memory.mindformers.standin.placements import Replicate, Shard
@@ -63,6 +64,11 @@ class Unit:
         self.sharded: list[Sharded] = []
         self.copied: list[Copied] = []
         for owner, name, parameter in unmanaged(cell):
+            if getattr(parameter, "replaced_by_part", False):
+                raise NeedsHyperParallel(
+                    f"fully_shard of {parameter.name}, which two cells share", "each cell would train a part of its own"
+                )
+            parameter.replaced_by_part = True
             if id(parameter) in whole or not parameter.shape:
                 self.copied.append(Copied(owner, name, parameter, replicating))
             else:
