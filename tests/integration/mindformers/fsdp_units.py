@@ -39,8 +39,10 @@ def shard(block: Block, reshard: bool) -> list:
 
 
 def step(saved: tuple[str, ...] | None, sharded: bool, reshard: bool = True) -> dict:
-    """Digests of the gradients, bytes that are reported as held, and bytes of every gathered parameter between forward
-    and backward. ``saved`` is None for a block without a plan."""
+    """Digests of the gradients, bytes reported as held, bytes of gathered parameters between forward and backward.
+
+    ``saved`` is None for a block without a plan.
+    """
     block = Block()
     # A plan is installed before the units are made; the Cells keep their places.
     parts = {name: getattr(block, name) for name in ("norm", "up")}
@@ -58,7 +60,8 @@ def step(saved: tuple[str, ...] | None, sharded: bool, reshard: bool = True) -> 
     # A unit reduces into ``main_grad`` at the end of its backward.
     grads = [part.held.main_grad for unit in units for part in unit.sharded]
     return {
-        "grads": [hashlib.sha256(g.asnumpy().tobytes()).hexdigest() for g in grads],
+        # Wrapping changes the order of the Cells, not what they compute.
+        "grads": sorted(hashlib.sha256(g.asnumpy().tobytes()).hexdigest() for g in grads),
         "held": held,
         "gathered": gathered,
     }
