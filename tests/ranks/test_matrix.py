@@ -52,5 +52,6 @@ def test_every_layout_changes_no_bit(msrun_job, spread, model):
             assert many == pytest.approx(one, rel=1e-5)
     # Sums are added in another order; a step of AdamW moves a parameter by 0.01.
     one, many = (np.load(folder / f"{name}_0.npz") for name in ("alone", "plain"))
-    for name in one.files:
+    # Without a router's bias MindFormers leaves each rank the count of its own rows.
+    for name in (name for name in one.files if not name.endswith("tokens_per_expert")):
         assert many[name] == pytest.approx(one[name], abs=1e-4), name
