@@ -14,6 +14,7 @@ from hp_memory.runs.region_times import read_times
 # A layout of this name stands for what the file of `yaml` says.
 OF_YAML = "yaml"
 SHARDS = ("optim", "optim_grads", "optim_params", "optim_grads_params")
+ACCUMULATION = ("default", "sharded", "whole")
 RESHARD = ("default", "always", "never")
 VIEWS = ("shared", "copied")
 COSTS = ("time", "flops", "given")
@@ -100,6 +101,9 @@ class EstimateSettings:
     shard: str = "optim_grads_params"
     """What FSDP spreads: optimizer states, gradients, parameters. The graph Trainer spreads ``optim_params``, and the
     gradients too where ``gradient_accumulation_shard`` is set."""
+    gradient_accumulation: str = "default"
+    """Gradients that micro-batches are added into: ``sharded`` (each micro-batch's are reduced) or ``whole`` (reduced once
+    a step). ``default`` is whole under a pipeline, where HyperParallel's schedules reduce at the end."""
     reshard_after_forward: str = "default"
     """Whether gathered parameters are dropped after a layer's forward; ``default`` keeps them under a pipeline."""
     optimizer_on_host: bool = False
@@ -118,7 +122,8 @@ class EstimateSettings:
         self.device.validate(f"{path}.device")
         bytes_of(self.reserve, f"{path}.reserve")
         choices = {"dtype": DTYPES, "gradient_dtype": DTYPES, "views": VIEWS, "shard": SHARDS}
-        for name, accepted in (choices | {"reshard_after_forward": RESHARD}).items():
+        choices |= {"reshard_after_forward": RESHARD, "gradient_accumulation": ACCUMULATION}
+        for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 raise ConfigError(f"{path}.{name}", getattr(self, name), "not a choice", accepted)
         if self.parameters_dtype is not None and self.parameters_dtype not in DTYPES:

@@ -56,7 +56,7 @@ _NOT_IN_MINDFORMERS = tuple(
 _SAID_BY_YAML = ("recipe", "engine", "model", "parallel", "pipeline", "train", "offload", "seed")
 _ESTIMATED_BY_YAML = (
     *("estimate.dtype", "estimate.parameters_dtype", "estimate.shard", "estimate.reshard_after_forward"),
-    "estimate.optimizer_on_host",
+    *("estimate.gradient_accumulation", "estimate.optimizer_on_host"),
 )
 
 UNREAD: tuple[Unread, ...] = (

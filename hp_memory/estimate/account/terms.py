@@ -53,6 +53,15 @@ def keeps_gathered(settings: EstimateSettings, parallel: ParallelSettings) -> bo
     )
 
 
+def accumulates_whole(settings: EstimateSettings, parallel: ParallelSettings) -> bool:
+    """Whether micro-batches' gradients are added up before they are spread, and reduced once at the end of the step.
+
+    HyperParallel's schedules switch the reduction of FSDP's modules off for the run: under any resharding policy.
+    """
+    whole = settings.gradient_accumulation == "whole"
+    return whole or (settings.gradient_accumulation == "default" and parallel.pipeline > 1)
+
+
 def shards_parameters(settings: EstimateSettings) -> bool:
     """Whether FSDP spreads the parameters themselves."""
     return "params" in settings.shard
@@ -69,11 +78,13 @@ def static_terms(
     """
     own = [p for unit in units for p in unit.parameters]
     spread = parallel.fsdp > 1
+    # Reduced at the end of the step, gradients meet no activations.
+    reduces = spread and not accumulates_whole(settings, parallel)
     sizes = (
         ("parameters", _spread(own, parallel, _nbytes, shards_parameters(settings)), _BY_ALL),
         ("gathered parameters", _gathered(units, settings, parallel) if spread else 0, _BY_GATHERED),
-        ("gradients", _gradients(own, settings, parallel), _BY_ALL),
-        ("gradients being reduced", _reducing(units) if spread else 0, "expert, tensor; the largest layer"),
+        ("gradients", _gradients(own, settings, parallel), _BY_ACCUMULATION),
+        ("gradients being reduced", _reducing(units) if reduces else 0, "expert, tensor; the largest layer"),
         ("optimizer states", _optimizer(own, settings, parallel), _BY_ALL),
         ("communicators", _communicators(settings, parallel), "kinds of parallelism in use"),
         ("pipeline messages", 2 * hidden if parallel.pipeline > 1 else 0, "context, tensor"),
@@ -83,6 +94,7 @@ def static_terms(
 
 
 _BY_ALL = "pipeline, tensor, fsdp; experts also by expert"
+_BY_ACCUMULATION = f"{_BY_ALL}; by fsdp only where each micro-batch's are reduced"
 _BY_GATHERED = "expert, tensor; pipeline where kept after forward, else the largest layers"
 
 
@@ -113,7 +125,7 @@ def _optimizer(own: Sequence[Parameter], settings: EstimateSettings, parallel: P
 
 def _gradients(own: Sequence[Parameter], settings: EstimateSettings, parallel: ParallelSettings) -> int:
     width = DTYPES[settings.gradient_dtype]
-    spread = "grads" in settings.shard
+    spread = "grads" in settings.shard and not accumulates_whole(settings, parallel)
     return _spread(own, parallel, lambda p: p.size * width if p.trainable else 0, spread)
 
 

@@ -78,6 +78,7 @@ def applied_with_assumptions(cfg: Estimating, layout: LayoutSettings | None = No
         parameters_dtype=model.parameters_dtype,
         shard=spread.shard,
         reshard_after_forward=spread.reshard,
+        gradient_accumulation=spread.accumulation,
         optimizer_on_host=spread.optimizer_on_host,
     )
     return Applied(replace(found.cfg, estimate=estimate), found.reading)

@@ -24,6 +24,7 @@ class Spread:
         micro_batch: sequences of one rank's micro-batch.
         shard: see ``EstimateSettings.shard``.
         reshard: see ``EstimateSettings.reshard_after_forward``.
+        accumulation: see ``EstimateSettings.gradient_accumulation``.
         optimizer_on_host: see ``EstimateSettings.optimizer_on_host``.
     """
 
@@ -32,6 +33,7 @@ class Spread:
     micro_batch: int
     shard: str = "optim_grads_params"
     reshard: str = "default"
+    accumulation: str = "default"
     optimizer_on_host: bool = False
 
 
@@ -164,6 +166,7 @@ def _graph(document: Document, model: ModelSettings, devices: int | None) -> Spr
         _graph_pipeline(document, model, stages),
         document.whole("runner_config.batch_size"),
         "optim_grads_params" if accumulated or fsdp == 1 else "optim_params",
+        accumulation="sharded",  # what `shard` says holds in a compiled graph under a pipeline too
         optimizer_on_host=document.flag("optimizer.swap"),
     )
 

@@ -43,6 +43,19 @@ def test_under_a_pipeline_gathered_parameters_stay_after_the_forward_unless_told
     assert terms(parallel)["pipeline messages"] == 200
 
 
+def test_under_a_pipeline_gradients_are_added_up_before_they_are_spread_whatever_is_resharded():
+    alone, piped = (ParallelSettings(data=8, fsdp=8, expert=4, pipeline=stages) for stages in (1, 2))
+    assert terms(alone)["gradients"] == 2 * 4 * (1000 // 8 + 8000 // 2)
+    for policy in ("default", "always", "never"):
+        found = terms(piped, reshard_after_forward=policy)
+        assert found["gradients"] == 2 * 4 * 9000
+        assert "gradients being reduced" not in found
+    sharded = terms(piped, gradient_accumulation="sharded")
+    assert sharded["gradients"] == terms(alone)["gradients"]
+    assert sharded["gradients being reduced"] == 18000
+    assert terms(alone, gradient_accumulation="whole")["gradients"] == 2 * 4 * 9000
+
+
 def test_sharding_of_less_keeps_more():
     parallel = ParallelSettings(data=8, fsdp=8)
     assert terms(parallel, shard="optim")["gradients"] == 2 * 4 * 9000
