@@ -102,8 +102,8 @@ class EstimateSettings:
     """What FSDP spreads: optimizer states, gradients, parameters. The graph Trainer spreads ``optim_params``, and the
     gradients too where ``gradient_accumulation_shard`` is set."""
     gradient_accumulation: str = "default"
-    """Gradients that micro-batches are added into: ``sharded`` (each micro-batch's are reduced) or ``whole`` (reduced once
-    a step). ``default`` is whole under a pipeline, where HyperParallel's schedules reduce at the end."""
+    """Gradients that micro-batches are added into: ``sharded`` (reduced each time) or ``whole`` (reduced once a step).
+    ``default`` is whole under a pipeline, where HyperParallel's schedules reduce at the end."""
     reshard_after_forward: str = "default"
     """Whether gathered parameters are dropped after a layer's forward; ``default`` keeps them under a pipeline."""
     optimizer_on_host: bool = False
