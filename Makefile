@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export GLOG_v ?= 3
 
-.PHONY: dataset demo demo-mindformers test test-ranks test-cluster test-nightly pipeline-matrix test-mindformers-2.1 lint bench setup clean
+.PHONY: dataset wheel demo demo-mindformers test test-ranks test-cluster test-nightly pipeline-matrix test-mindformers-2.1 lint bench setup clean
 
 setup: .venv/ready
 
@@ -21,8 +21,12 @@ setup: .venv/ready
 	.uv/bin/python -m pip install --quiet 'uv>=0.9,<1'
 
 .venv/ready: $(UV) pyproject.toml uv.lock
-	$(UV) sync --locked --python "$(shell command -v $(PYTHON))" --extra mindformers --compile-bytecode
+	$(UV) sync --locked --python "$(shell command -v $(PYTHON))" --compile-bytecode
 	touch $@
+
+# For an environment that has MindFormers: pip install dist/*.whl
+wheel: $(UV)
+	$(UV) build --wheel
 
 demo: .venv/ready
 	$(RUN)/python recipes/demo.py

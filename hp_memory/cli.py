@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
+from hp_memory import __version__
 from hp_memory.errors import ConfigError, HPMemoryError
 
 COMMANDS = {
@@ -52,7 +52,7 @@ def _dispatch(args: list[str]) -> int:
     if not args or args[0] in ("--help", "-h", "help"):
         return _help(args[1:]) if args else _help([], 2)
     if args[0] in ("--version", "-V", "version"):
-        print(f"hp-memory {metadata.version('hp-memory')}")
+        print(f"hp-memory {__version__}")
         return 0
     if args[0] in TOOLS:
         return _tool(args[0], args[1:])

@@ -83,7 +83,7 @@ def _msrun() -> list[Finding]:
 def _mindformers() -> list[Finding]:
     found = version("mindformers")
     if found is None:
-        return [("MindFormers", "none", "engine=reference only (install the extra `mindformers`)")]
+        return [("MindFormers", "none", "engine=reference only; to add it, see docs/install.md")]
     from hp_memory.mindformers.backend import probe
 
     capabilities = probe()

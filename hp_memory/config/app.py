@@ -27,6 +27,12 @@ from hp_memory.errors import ConfigError
 from hp_memory.layout import LayoutSettings
 from hp_memory.runs.paths import config_dir, make_folder
 
+# What the mandatory values take; the commands that read them check them.
+ACCEPTED = {
+    "to": ("mindformers-2.0", "mindformers-2.1", "mindformers-callback", "mindformers-graph"),
+    "budget": ("bytes with a unit, such as budget=58GiB",),
+}
+
 
 @dataclass(frozen=True)
 class Jobs:
@@ -181,7 +187,7 @@ def to_object(cfg: DictConfig) -> Any:
     """
     missing = sorted(OmegaConf.missing_keys(cfg))
     if missing:
-        raise ConfigError(missing[0], "???", "is mandatory and has no value")
+        raise ConfigError(missing[0], "???", "is mandatory and has no value", ACCEPTED.get(missing[0], ()))
     try:
         return OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:

@@ -118,7 +118,7 @@ def test_killed_worker_costs_time_but_changes_no_loss_also_on_a_spare_host(
     assert [plan["nodes"][1]["host"] for plan in plans] == [cluster.addresses[1], cluster.spare]
 
 
-@pytest.mark.skipif(find_spec("mindformers") is None, reason="mindformers isn't installed (--extra mindformers)")
+@pytest.mark.skipif(find_spec("mindformers") is None, reason="mindformers isn't installed (uv sync)")
 def test_killed_mindformers_trainer_goes_on_with_the_same_losses(tmp_path):
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     words = ["recipe=tiny_deepseek_v3", "train.steps=5", "train.micro_batches=1", "train.save_every=2", "launch=local"]

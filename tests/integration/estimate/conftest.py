@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items):
     if importlib.util.find_spec("mindformers") is None:
         for item in items:
             if HERE in Path(item.fspath).parents:
-                item.add_marker(pytest.mark.skip(reason="mindformers isn't installed (uv sync --extra mindformers)"))
+                item.add_marker(pytest.mark.skip(reason="mindformers isn't installed (uv sync)"))
 
 
 @pytest.fixture(scope="session")
