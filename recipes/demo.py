@@ -11,14 +11,12 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
-
 from hp_memory.report.page import Picture, Text, write_page
-from hp_memory.report.table import Table
+from hp_memory.report.table import Table, console
 from hp_memory.runs.progress import read_progress
 
 STEPS, SAVED_AT, RESUMED_TO = 120, 100, 110
-CONSOLE = Console()
+CONSOLE = console()
 
 
 def main() -> int:

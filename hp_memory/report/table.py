@@ -22,8 +22,13 @@ class Table:
         """For a terminal; columns of figures are right-aligned."""
         table = rich.table.Table(title=self.title, caption=self.caption or None, title_justify="left")
         for i, column in enumerate(self.columns):
-            figures = all(str(row[i])[:1] in "-0123456789" for row in self.rows)
-            table.add_column(column, justify="right" if figures else "left", no_wrap=not i)
+            cells = [str(row[i]) for row in self.rows]
+            figures = all(cell[:1] in "-0123456789" for cell in cells)
+            # A figure is never cut or broken: words around it fold instead.
+            width = max(map(len, cells), default=0) if figures else None
+            table.add_column(
+                column, justify="right" if figures else "left", no_wrap=figures, min_width=width, overflow="fold"
+            )
         for row in self.rows:
             table.add_row(*map(str, row))
         return table
