@@ -20,6 +20,11 @@ from hp_memory.kernels.groups import Group
 from hp_memory.train.process import know_own_rank
 
 _TRAINER = "mindformers.pynative.trainer.trainer"
+# They import MindFormers' barrier by name; its operation has no CPU kernel.
+_WITH_BARRIERS = (
+    "mindformers.dataset.dataloader.blended_megatron_dataloader",
+    "mindformers.dataset.blended_datasets.blended_megatron_dataset_builder",
+)
 
 
 def join() -> None:
@@ -35,6 +40,8 @@ def apply() -> None:
     communication: Any = importlib.import_module("mindspore.ops.communication")
     communication.all_to_all_single, communication.all_to_all = all_to_all_single, all_to_all
     importlib.import_module("mindformers.utils.parallel_utils").comm_func.barrier = dist.barrier
+    for name in _WITH_BARRIERS:
+        vars(importlib.import_module(name))["skip_barrier_controller"] = lambda times=1: dist.barrier()
     trainer: Any = importlib.import_module(_TRAINER)
     # Joined already; MindFormers' call names no backend, which means Ascend's.
     trainer.init_process_group = lambda: None
