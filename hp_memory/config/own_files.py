@@ -19,6 +19,7 @@ from hp_memory.runs.paths import config_dir
 
 VARIABLE = "HP_MEMORY_CONFIGS"
 GROUPS = ("recipe", "layout", "model", "train", "data", "pipeline", "launch", "estimate", "offload")
+_HYDRA = re.compile(r"@package\s+hydra|\bhydra[\"']?\s*:|/hydra\b|@hydra\b|hydra/")
 _AT = re.compile(r"(\w+)='?@(.+?)'?")
 
 
@@ -47,11 +48,18 @@ def _checked(folder: Path) -> Path:
     for group in GROUPS:
         shipped = _names(config_dir() / group)
         for name, file in _names(folder / group).items():
+            _refuse_hydra(group, file)
             if name in shipped:
                 raise ConfigError(
                     group, str(file), f"{name!r} is the name of a shipped {group}: give your file another"
                 )
     return folder
+
+
+def _refuse_hydra(group: str, file: Path) -> None:
+    """A file can't reach what isn't data of an experiment: where Hydra reads from and writes to."""
+    if _HYDRA.search(file.read_text(errors="replace")):
+        raise ConfigError(group, str(file), "sets Hydra's own settings, which are fixed")
 
 
 def options(group: str) -> dict[str, Path]:
@@ -91,6 +99,7 @@ def _taken(word: str, given: Path) -> str:
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(group, f"@{match[2]}", "is no YAML file", (".yaml", ".yml"))
     name = f"file_{re.sub(r'[^A-Za-z0-9_]', '_', file.stem)}"
+    _refuse_hydra(group, file)
     place = given / group / f"{name}.yaml"
     place.parent.mkdir(exist_ok=True)
     place.write_bytes(file.read_bytes())

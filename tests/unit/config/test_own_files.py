@@ -91,6 +91,25 @@ def test_a_shipped_name_is_refused_since_one_of_both_would_be_hidden(folder):
         layout("layout=full")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# @package hydra\nrun: {dir: /tmp/x}\n",
+        "# @package _global_\nhydra: {run: {dir: /tmp/x}}\n",
+        "{hydra: {searchpath: [/tmp]}}\n",
+        "defaults:\n  - override /hydra/launcher: basic\n",
+        "defaults:\n  - /hydra/launcher@hydra.launcher: basic\n",
+    ],
+)
+def test_hydras_own_settings_are_out_of_reach(folder, text):
+    (folder.parent / "odd.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="Hydra's own settings"):
+        layout("layout=@odd.yaml")
+    (folder / "layout" / "odd.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="Hydra's own settings"):
+        layout("layout=full")
+
+
 def test_a_folder_that_is_named_must_be_there(folder):
     with pytest.raises(ConfigError, match="no such folder") as error:
         own_files.folders({own_files.VARIABLE: f"{folder}{os.pathsep}/nowhere"})
