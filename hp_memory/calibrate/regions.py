@@ -12,6 +12,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from hp_memory.activation.trees import map_tensors, tensors_in
 from hp_memory.install import Wrappers, install
 from hp_memory.layout import ActivationPlan
 from hp_memory.models.sites import BlockSites
@@ -123,18 +124,9 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def _floats(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.dtype in _FLOATS:
-            yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _floats(part)
+    return (tensor for tensor in tensors_in((value,)) if tensor.dtype in _FLOATS)
 
 
-def _with(value: Any, floats: Iterator[Tensor]) -> Any:
+def _with(args: tuple[Any, ...], floats: Iterator[Tensor]) -> tuple[Any, ...]:
     """The same arguments with other floating point tensors in their places."""
-    if isinstance(value, Tensor):
-        return next(floats) if value.dtype in _FLOATS else value
-    if isinstance(value, tuple | list):
-        return type(value)(_with(part, floats) for part in value)
-    return value
+    return map_tensors(args, lambda tensor: next(floats) if tensor.dtype in _FLOATS else tensor)

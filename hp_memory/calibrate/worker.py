@@ -17,7 +17,7 @@ from hp_memory.calibrate.regions import Call, Measured, catch_calls, measure
 from hp_memory.layout import LayoutSettings, build_plan
 from hp_memory.models.fingerprint import fingerprint
 from hp_memory.models.reference import build, next_token_loss, region_map
-from hp_memory.models.settings import ModelSettings
+from hp_memory.models.settings import one_of_each
 from hp_memory.runs.progress import Progress
 from hp_memory.runs.rank_report import write_rank_report
 from hp_memory.runs.region_times import BETWEEN, HEAD
@@ -48,7 +48,7 @@ def _finish() -> Callable[[], None]:
 
 
 def _layers(settings: RunSettings, groups: Groups, timed: Callable[[str, Call], Measured]) -> Rows:
-    small = _one_of_each(settings.model)
+    small = one_of_each(settings.model)
     model = build(small, settings.parallel, group=groups.experts, seed=settings.train.seed)
     blocks = region_map(model)
     calls = catch_calls(model, build_plan(LayoutSettings(name="none", default="save"), fingerprint(small)), blocks)
@@ -77,11 +77,6 @@ def _head(settings: RunSettings) -> Call:
     tokens = _tokens(settings)
     rows = Tensor(np.random.default_rng(0).normal(size=(tokens.size, settings.model.hidden_size)), ms.float32)
     return Call(lambda x: next_token_loss(head(x), tokens), (rows,), {}, head.trainable_params())
-
-
-def _one_of_each(model: ModelSettings) -> ModelSettings:
-    dense, moe = (int(kind in model.kinds) for kind in ("dense", "moe"))
-    return replace(model, num_layers=dense + moe, first_dense_layers=dense)
 
 
 def _tokens(settings: RunSettings) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from hp_memory.experiment.workload import workload
 from hp_memory.report.table import Table
 from hp_memory.report.table import console as make_console
 from hp_memory.runs.paths import run_dir_path
+from hp_memory.runs.rank_report import read_rank_reports
 from hp_memory.runs.region_times import BETWEEN, HEAD, MOST_SPREAD, RegionTime, RegionTimes
 
 WORKER = "hp_memory.calibrate.worker"
@@ -45,7 +45,7 @@ def _check(cfg: CalibrateConfig) -> None:
 
 
 def _report(cfg: CalibrateConfig, work: Workload, run_dir: Path) -> int:
-    reports = [json.loads(file.read_text()) for file in sorted((run_dir / "reports").glob("rank_*.json"))]
+    reports = list(read_rank_reports(run_dir).values())
     times = RegionTimes(
         f"{cfg.model.family} with hidden_size={cfg.model.hidden_size}, {work.tokens} tokens a micro-batch",
         cfg.model.family,

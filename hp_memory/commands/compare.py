@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import rich.console
@@ -18,6 +17,7 @@ from hp_memory.layout import ActivationPlan
 from hp_memory.report.comparison import unexpected, write_report
 from hp_memory.report.table import console as make_console
 from hp_memory.runs.paths import run_dir_path
+from hp_memory.runs.rank_report import read_rank_reports
 
 WORKER = "hp_memory.compare.worker"
 
@@ -55,8 +55,7 @@ def _plans(cfg: CompareConfig, asked: experiment.Experiment) -> dict[str, Activa
 
 
 def _report(run_dir: Path, plans: dict[str, ActivationPlan], console: rich.console.Console) -> int:
-    files = sorted((run_dir / "reports").glob("rank_*.json"))
-    reports = {int(file.stem.partition("_")[2]): json.loads(file.read_text()) for file in files}
+    reports = read_rank_reports(run_dir)
     for report in reports.values():
         for name, found in report["layouts"].items():
             found["plan"] = plans[name].in_words()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omegaconf import MISSING
 
@@ -122,6 +122,16 @@ class ModelSettings:
             ("dense", self.first_dense_layers), ("moe", moe), ("mtp", self.mtp_layers),
         )  # fmt: skip
         return tuple(kind for kind, count in sizes for _ in range(count))
+
+
+def with_layers(model: ModelSettings, dense: int, moe: int) -> ModelSettings:
+    """The same model with so many layers of each kind, each as large as in the whole one."""
+    return replace(model, num_layers=dense + moe, first_dense_layers=dense)
+
+
+def one_of_each(model: ModelSettings) -> ModelSettings:
+    """The same model with one layer of each kind that it has."""
+    return with_layers(model, *(int(kind in model.kinds) for kind in ("dense", "moe")))
 
 
 CONTEXT_METHODS = ("colossal", "ulysses")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 MEASURED = "MEASURED"
 NOT_AVAILABLE = "not available"
@@ -39,3 +40,9 @@ def write_rank_report(run_dir: Path, rank: int, **facts: object) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(known | facts, indent=1))
+
+
+def read_rank_reports(run_dir: Path) -> dict[int, dict[str, Any]]:
+    """Every rank's report, by rank."""
+    files = (run_dir / "reports").glob("rank_*.json")
+    return dict(sorted((int(file.stem.partition("_")[2]), json.loads(file.read_text())) for file in files))

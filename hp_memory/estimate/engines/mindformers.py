@@ -36,7 +36,7 @@ from hp_memory.layout import REGIONS_OF_KIND, ActivationPlan, LayerPlan
 from hp_memory.mindformers.families import fingerprint, model_section
 from hp_memory.mindformers.region_map import gpt_model
 from hp_memory.mindformers.region_map import region_map as region_map_of
-from hp_memory.models.settings import ModelSettings, ParallelSettings
+from hp_memory.models.settings import ModelSettings, ParallelSettings, one_of_each, with_layers
 from hp_memory.models.sites import BlockSites
 
 _EP = "mindformers.pynative.distributed.expert_parallel"
@@ -252,9 +252,9 @@ def trace(work: Workload) -> ModelTrace:
     hyper_parallel = prepare()
     routing = _routing(work)
     with on_meta(routing):
-        one_of_each = _small(work.model, *(int(kind in work.model.kinds) for kind in ("dense", "moe")))
-        total = _count(work, one_of_each)
-        model = _Model(work, one_of_each)
+        small = one_of_each(work.model)
+        total = _count(work, small)
+        model = _Model(work, small)
         layers = {b.kind: model.record(b)[0] for b in model.blocks}
         head, embedding = model.record_head(), model.record_embedding()
     return ModelTrace(work.model.kinds, layers, embedding, head, total, (hyper_parallel, *NOTES))
@@ -266,7 +266,7 @@ def check(work: Workload, plain: ModelTrace, plan: ActivationPlan) -> list[Layer
 
     prepare()
     layers = distinct_layouts(plan)
-    small = _small(work.model, *(sum(p.kind == kind for p in layers) for kind in ("dense", "moe")))
+    small = with_layers(work.model, *(sum(p.kind == kind for p in layers) for kind in ("dense", "moe")))
     small = replace(small, mtp_layers=sum(p.kind == "mtp" for p in layers))
     with on_meta(_routing(work)):
         model = _Model(work, small)
@@ -286,17 +286,12 @@ def _routing(work: Workload) -> Routing | None:
     return routing_of(work.model, work.parallel, work.local_tokens, work.imbalance)
 
 
-def _small(model: ModelSettings, dense: int, moe: int) -> ModelSettings:
-    """The same model with fewer layers, of which each is as large as in the whole one."""
-    return replace(model, num_layers=dense + moe, first_dense_layers=dense)
-
-
-def _count(work: Workload, one_of_each: ModelSettings) -> int:
+def _count(work: Workload, small: ModelSettings) -> int:
     """Trainable parameters of the whole model, without those of MTP layers, which the published counts leave out."""
-    gpt = gpt_model(build(replace(one_of_each, mtp_layers=0), work.dtype))
+    gpt = gpt_model(build(replace(small, mtp_layers=0), work.dtype))
     kinds = Counter(work.model.kinds)
     total = sum(p.size for p in gpt.trainable_params())
-    for kind, layer in zip(one_of_each.kinds, gpt.decoder.layers._cells.values(), strict=False):
+    for kind, layer in zip(small.kinds, gpt.decoder.layers._cells.values(), strict=False):
         total += (kinds[kind] - 1) * sum(p.size for p in layer.trainable_params())
     return total
 

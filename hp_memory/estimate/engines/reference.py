@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -32,7 +31,7 @@ from hp_memory.models.reference.init import is_expert
 from hp_memory.models.reference.model import Model, next_token_loss
 from hp_memory.models.reference.model import build as build_real
 from hp_memory.models.reference.regions import region_map
-from hp_memory.models.settings import REFERENCE, ModelSettings, ParallelSettings
+from hp_memory.models.settings import REFERENCE, ModelSettings, ParallelSettings, one_of_each, with_layers
 
 NOTES = ("the loss on the meta device is mint's cross entropy: the trainer's own has no shape rule there",)
 
@@ -121,7 +120,7 @@ def trace(work: Workload, chosen: np.ndarray | None = None) -> ModelTrace:
         raise ConfigError("estimate.imbalance", work.imbalance, "the reference model is traced under a routing", (1,))
     _warm_up()
     with on_meta(balanced(work.tokens, work.model) if chosen is None else chosen):
-        small = _small(work.model, *(int(kind in work.model.kinds) for kind in ("dense", "moe")))
+        small = one_of_each(work.model)
         model = _build(work, small)
         layers = {kind: _record_block(work, model, layer, kind)[0] for layer, kind in enumerate(small.kinds)}
         head, embedding = _record_head(work, model), _record_embedding(work, model)
@@ -136,7 +135,7 @@ def check(
     """Each kind and layout of the plan once, installed by the installer of a real run."""
     _warm_up()
     layers = distinct_layouts(plan)
-    small = _small(work.model, *(sum(p.kind == kind for p in layers) for kind in ("dense", "moe")))
+    small = with_layers(work.model, *(sum(p.kind == kind for p in layers) for kind in ("dense", "moe")))
     with on_meta(balanced(work.tokens, work.model) if chosen is None else chosen):
         model = _build(work, small)
         renumbered = tuple(LayerPlan(i, p.kind, p.layout) for i, p in enumerate(layers))
@@ -146,10 +145,6 @@ def check(
             traced, installed = _record_block(work, model, i, layer.kind, saved_regions(layer))
             checks.append(compare(traced, plain.layers[layer.kind], layer, installed, receipt.in_words()))
     return checks
-
-
-def _small(model: ModelSettings, dense: int, moe: int) -> ModelSettings:
-    return replace(model, num_layers=dense + moe, first_dense_layers=dense)
 
 
 def _build(work: Workload, small: ModelSettings) -> Model:

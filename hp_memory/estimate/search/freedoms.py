@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from hp_memory.config.estimate import EstimateSettings, SearchSettings
 from hp_memory.errors import ConfigError
 from hp_memory.estimate.search.budget import Planner
+from hp_memory.estimate.search.programme import proven_gap
 from hp_memory.estimate.search.stages import cuts
 from hp_memory.estimate.search.step import Answer, best_layouts, schedule_in_words, undercut
 from hp_memory.estimate.workload import Workload
@@ -17,7 +18,6 @@ _TRIED = 3
 """Cuts whose layouts are chosen, of one micro-batch and schedule."""
 _SIZES = (1, 2, 4, 8, 16)
 _CHUNKS = (2, 3, 4)
-PROVEN = 1e-6
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ class Found:
     @property
     def gap(self) -> float:
         """By how much the step may be too long, as a share of it; 0 is a proof."""
-        found = (self.best.step.seconds - self.bound) / self.best.step.seconds
-        return 0.0 if found <= PROVEN else found
+        return proven_gap(self.best.step.seconds, self.bound)
 
     def without(self, freedom: str) -> Answer | None:
         """The best that was found with one freedom less."""

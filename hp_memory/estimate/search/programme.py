@@ -41,6 +41,12 @@ PROVEN = 1e-6
 """A gap below this is none: HiGHS' own tolerance."""
 
 
+def proven_gap(cost: float, bound: float) -> float:
+    """By how much a cost may be too high, as a share of it; 0 is a proof of optimality."""
+    found = (cost - bound) / cost if cost else 0.0
+    return 0.0 if found <= PROVEN else found
+
+
 class SolverGaveUp(HPMemoryError):
     """The solver's time was over before it had any plan, which says nothing about whether one exists."""
 
@@ -89,8 +95,7 @@ class Choice:
     @property
     def gap(self) -> float:
         """By how much the cost may be too high, as a share of it; 0 is a proof of optimality."""
-        found = (self.cost - self.bound) / self.cost if self.cost else 0.0
-        return 0.0 if found <= PROVEN else found
+        return proven_gap(self.cost, self.bound)
 
 
 def situations(schedule: Schedule, rank: int) -> list[Situation]:

@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 
 from hp_memory.estimate.ranks import job_of
 from hp_memory.estimate.search.budget import Plan, Planner
-from hp_memory.estimate.times.job import Job
+from hp_memory.estimate.search.programme import proven_gap
+from hp_memory.estimate.times.job import Job, chunk_times
 from hp_memory.estimate.times.layer import LayerTime, Work
 from hp_memory.estimate.times.step import StepTime
 from hp_memory.layout import LayoutSettings
 from hp_memory.pipeline.settings import PipelineSettings
-
-PROVEN = 1e-6
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ class Answer:
     @property
     def gap(self) -> float:
         """By how much the step may be too long, as a share of it; 0 is a proof."""
-        found = (self.step.seconds - self.bound) / self.step.seconds
-        return 0.0 if found <= PROVEN else found
+        return proven_gap(self.step.seconds, self.bound)
 
     def in_words(self) -> str:
         """The choice in one line."""
@@ -91,7 +89,7 @@ def chunks_with(planner: Planner, job: Job, replays: Sequence[dict[int, float]])
 
 def base(job: Job) -> list[LayerTime]:
     """One micro-batch in each chunk without any replay."""
-    return [sum((job.layer(layer, ()) for layer in layers), job.ends(c)) for c, layers in enumerate(job.chunks)]
+    return chunk_times(job, {layer: () for layers in job.chunks for layer in layers})
 
 
 def undercut(planner: Planner, budget: int) -> float:

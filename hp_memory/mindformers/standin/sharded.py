@@ -42,10 +42,6 @@ class _Held:
     def _put(self, parameter: Parameter) -> None:
         self.owner._params[self.name] = parameter
 
-    def take_gradient(self, average: bool) -> None:
-        """Adds what a backward left, reduced over the ranks, to ``main_grad``."""
-        raise NotImplementedError
-
     def zero_grad(self) -> None:
         self.held.grad = None
         self.held.main_grad = None

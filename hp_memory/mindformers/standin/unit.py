@@ -158,7 +158,8 @@ class Unit:
 
     def reduce_gradients(self) -> None:
         """Sums over the ranks what backwards have left since the last time."""
-        for parameter in (*self.sharded, *self.copied):
+        held: list[Sharded | Copied] = [*self.sharded, *self.copied]
+        for parameter in held:
             parameter.take_gradient(self.average)
 
 
