@@ -13,6 +13,7 @@ from hp_memory.errors import ConfigError
 from hp_memory.experiment import experiment
 from hp_memory.layout import ActivationPlan
 from hp_memory.mindformers.trainer_yaml.applied import applied_with_assumptions
+from hp_memory.runs.files import read_text
 
 # What only MindFormers' files have at their top level.
 _THEIRS = {"trainer", "runner_config", "train_dataset", "parallelism", "parallel_config", "training", "context"}
@@ -42,7 +43,7 @@ def _kind(file: Path) -> str:
     if not file.is_file():
         raise ConfigError("validate", str(file), "there is no such file")
     try:
-        data = yaml.safe_load(file.read_text())
+        data = yaml.safe_load(read_text(file))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("validate", str(file), f"is no YAML: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(data, dict):

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hp_memory.errors import ConfigError
+from hp_memory.runs.files import read_bytes
 from hp_memory.runs.paths import config_dir
 
 VARIABLE = "HP_MEMORY_CONFIGS"
@@ -48,7 +49,7 @@ def _checked(folder: Path) -> Path:
     for group in GROUPS:
         shipped = _names(config_dir() / group)
         for name, file in _names(folder / group).items():
-            _refuse_hydra(group, file)
+            _data(group, file)
             if name in shipped:
                 raise ConfigError(
                     group, str(file), f"{name!r} is the name of a shipped {group}: give your file another"
@@ -56,10 +57,15 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
-def _refuse_hydra(group: str, file: Path) -> None:
-    """A file can't reach what isn't data of an experiment: where Hydra reads from and writes to."""
-    if _HYDRA.search(file.read_text(errors="replace")):
+def _data(group: str, file: Path) -> bytes:
+    """A file's content, which can't reach what isn't data of an experiment: where Hydra reads from and writes to."""
+    try:
+        found = read_bytes(file)
+    except OSError as error:
+        raise ConfigError(group, str(file), f"can't be read: {error.strerror}") from error
+    if _HYDRA.search(found.decode(errors="replace")):
         raise ConfigError(group, str(file), "sets Hydra's own settings, which are fixed")
+    return found
 
 
 def options(group: str) -> dict[str, Path]:
@@ -99,8 +105,7 @@ def _taken(word: str, given: Path) -> str:
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(group, f"@{match[2]}", "is no YAML file", (".yaml", ".yml"))
     name = f"file_{re.sub(r'[^A-Za-z0-9_]', '_', file.stem)}"
-    _refuse_hydra(group, file)
     place = given / group / f"{name}.yaml"
     place.parent.mkdir(exist_ok=True)
-    place.write_bytes(file.read_bytes())
+    place.write_bytes(_data(group, file))
     return f"{group}={name}"

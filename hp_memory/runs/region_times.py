@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hp_memory.errors import ConfigError
+from hp_memory.runs.files import read_text, write_whole
 
 FORMAT = 1
 HEAD = "head"
@@ -73,7 +74,7 @@ class RegionTimes:
 
     def write(self, file: Path) -> None:
         """As JSON."""
-        file.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1))
+        write_whole(file, json.dumps({"format": FORMAT, **asdict(self)}, indent=1))
 
 
 @functools.cache
@@ -84,7 +85,7 @@ def read_times(file: str, path: str) -> RegionTimes:
         ConfigError: for a file that can't be read, isn't a calibration, or was made on a busy machine.
     """
     try:
-        data = json.loads(Path(file).read_text())
+        data = json.loads(read_text(file))
         found = _from_dict(data)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(path, file, f"not a file of `hp-memory calibrate`: {error}") from error

@@ -110,6 +110,12 @@ def test_hydras_own_settings_are_out_of_reach(folder, text):
         layout("layout=full")
 
 
+def test_a_pipe_is_no_config(folder):
+    os.mkfifo(folder / "layout" / "endless.yaml")
+    with pytest.raises(ConfigError, match="is no regular file"):
+        layout("layout=full")
+
+
 def test_a_folder_that_is_named_must_be_there(folder):
     with pytest.raises(ConfigError, match="no such folder") as error:
         own_files.folders({own_files.VARIABLE: f"{folder}{os.pathsep}/nowhere"})
